@@ -2,16 +2,15 @@
 //!
 //! It does no IO and reads no clock, so whole runs of it can be simulated (see `tests`). [`super::Office`] does what it says.
 
+mod forming;
+mod returning;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::message::{Formation, HeldSteps, MemberId, Ready};
+use super::decision::{Decision, FRUITLESS_MAX, MemberAction, MemberEvent, Reason};
+use super::message::{HeldSteps, MemberId, Ready};
 use super::tally::{Stall, Tally};
-
-/// How many generations in a row may end without a lost rank and without a step before the run is given up: then it is not a loss that
-/// ends them.
-const FRUITLESS_MAX: u32 = 10;
 
 /// What a coordinator goes by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,170 +23,9 @@ pub struct Rules {
     pub start: usize,
     /// How long a member may be silent before it counts as lost.
     pub patience: Duration,
-}
-
-/// Something that happened.
-#[derive(Clone, PartialEq, Debug)]
-pub enum MemberEvent {
-    /// A process has proved the secret and wants to be a rank. `watched`: the coordinator's host runs it, so that its end is reported
-    /// and it can be killed.
-    Entered {
-        /// Whether it is watched.
-        watched: bool,
-        /// The member that this process was before, if it comes back.
-        was: Option<MemberId>,
-    },
-    /// A member can form a generation.
-    Ready(Ready),
-    /// A member trains.
-    Running {
-        /// The generation.
-        generation: u64,
-    },
-    /// A sign of life.
-    Beat {
-        /// Steps done.
-        step: u64,
-    },
-    /// A member wants to leave at the end of a step.
-    Leaves,
-    /// Training is complete on a member, and everything is written.
-    Done {
-        /// The generation.
-        generation: u64,
-    },
-    /// Its connection has closed.
-    Closed,
-    /// Its own host says that its process has ended.
-    Exited,
-    /// The test that runs this job has killed it: stalls are counted from here.
-    Struck,
-}
-
-/// What a coordinator does.
-#[derive(Clone, PartialEq, Debug)]
-pub enum MemberAction {
-    /// These members form a generation, by rank.
-    Form {
-        /// Who.
-        members: Vec<MemberId>,
-        /// What each is told, by rank.
-        forms: Vec<Formation>,
-    },
-    /// These members end their generation now.
-    Cancel {
-        /// Which.
-        generation: u64,
-        /// Who.
-        members: Vec<MemberId>,
-    },
-    /// These members end their generation at the end of a step.
-    Change {
-        /// Which.
-        generation: u64,
-        /// Who.
-        members: Vec<MemberId>,
-    },
-    /// This member is no longer one: its connection is closed, and if it is watched it is killed.
-    Remove {
-        /// Who.
-        member: MemberId,
-    },
-    /// This member is let go as it wished.
-    Release {
-        /// Who.
-        member: MemberId,
-    },
-    /// Training stands still until members come.
-    Wait,
-    /// All ranks train again; the tally has changed.
-    Trains,
-    /// The run is over.
-    End {
-        /// Whether it is finished.
-        finished: bool,
-    },
-}
-
-/// Why a coordinator does something.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Reason {
-    /// All that the first generation waits for are there.
-    Begin,
-    /// A rank's process has ended.
-    Exited(MemberId),
-    /// A rank's connection has closed.
-    Closed(MemberId),
-    /// A rank was silent for longer than patience.
-    Silent(MemberId),
-    /// A rank's group failed without a loss that the coordinator knows of.
-    Failed(MemberId, String),
-    /// Members want in.
-    Joins(usize),
-    /// A rank wants to leave.
-    Leaves(MemberId),
-    /// There are fewer members than the least number of ranks.
-    BelowMin {
-        /// Members.
-        there: usize,
-        /// The least number.
-        min: usize,
-    },
-    /// Fewer than half of the last generation are there, and the others may be alive elsewhere.
-    NoMajority {
-        /// Of the last generation.
-        there: usize,
-        /// How many it had, without those whose end was reported.
-        of: usize,
-    },
-    /// Generations end again and again without a loss.
-    Fruitless(String),
-    /// All ranks run.
-    AllRun,
-    /// Training is complete.
-    Finished,
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Reason::Begin => write!(f, "all ranks of the start are there"),
-            Reason::Exited(id) => write!(f, "the process of member {id} ended"),
-            Reason::Closed(id) => write!(f, "member {id} closed its connection"),
-            Reason::Silent(id) => write!(f, "member {id} was silent for longer than `parallel.patience`"),
-            Reason::Failed(id, why) => write!(f, "member {id} lost its group: {why}"),
-            Reason::Joins(1) => write!(f, "a rank joins"),
-            Reason::Joins(n) => write!(f, "{n} ranks join"),
-            Reason::Leaves(id) => write!(f, "member {id} leaves"),
-            Reason::BelowMin { there, min } => {
-                write!(
-                    f,
-                    "there are {there} ranks and at least {min} are needed (`parallel.elastic.min`); waiting for more"
-                )
-            }
-            Reason::NoMajority { there, of } => write!(
-                f,
-                "only {there} of {of} ranks of the last generation are there, and the others may be alive behind a cut network; waiting for them"
-            ),
-            Reason::Fruitless(why) => {
-                write!(
-                    f,
-                    "{FRUITLESS_MAX} generations in a row ended without a step and without a lost rank: {why}"
-                )
-            }
-            Reason::AllRun => write!(f, "all ranks run"),
-            Reason::Finished => write!(f, "training is complete"),
-        }
-    }
-}
-
-/// An action and why it is taken.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Decision {
-    /// What is done.
-    pub action: MemberAction,
-    /// Why.
-    pub why: Reason,
+    /// How long the first generation waits for ranks of a run that trains already, from when the coordinator opens: its predecessor may
+    /// have been lost.
+    pub hold_off: Duration,
 }
 
 /// A deliberate mistake, to prove that the tests find it.
@@ -206,6 +44,10 @@ pub(super) enum CoordinatorBug {
     EndlessPatience,
     /// Half of a generation is not asked for.
     GoesOnWithAny,
+    /// A coordinator that was started again begins anew, whoever comes back.
+    ForgetsTheRun,
+    /// A rank that comes back from an earlier generation is taken for one of this.
+    MixesGenerations,
 }
 
 struct Known {
@@ -246,7 +88,11 @@ pub struct Coordinator {
     saved: Option<HeldSteps>,
     /// What the last generation is to save, if it was formed for that.
     saving: Option<HeldSteps>,
+    /// The first that it was told of anything.
+    opened: Option<Instant>,
     began: Option<Instant>,
+    /// Whether it took the last generation over from another coordinator.
+    restarted: bool,
     over: bool,
     waits: Option<Reason>,
     /// What rank 0 left for later ones.
@@ -277,7 +123,9 @@ impl Coordinator {
             cancelled: true,
             saved: None,
             saving: None,
+            opened: None,
             began: None,
+            restarted: false,
             over: false,
             waits: None,
             note: Vec::new(),
@@ -334,12 +182,15 @@ impl Coordinator {
 
     /// When the next tick is due even if nothing happens.
     pub fn due(&self) -> Option<Instant> {
-        self.members.values().map(|known| known.heard + self.rules.patience).min()
+        let silent = self.members.values().map(|known| known.heard + self.rules.patience).min();
+        let held_off = self.opened.map(|opened| opened + self.rules.hold_off);
+        silent.into_iter().chain(held_off.filter(|_| self.generation == 0)).min()
     }
 
     /// Something happened to a member.
     pub fn step(&mut self, now: Instant, member: MemberId, event: MemberEvent) -> Vec<Decision> {
         let mut decisions = Vec::new();
+        self.opened.get_or_insert(now);
         self.apply(now, member, event, &mut decisions);
         self.settle(now, &mut decisions);
         decisions
@@ -348,6 +199,7 @@ impl Coordinator {
     /// Time has passed.
     pub fn tick(&mut self, now: Instant) -> Vec<Decision> {
         let mut decisions = Vec::new();
+        self.opened.get_or_insert(now);
         let patience = self.rules.patience;
         let silent = |(id, known): (&MemberId, &Known)| (now >= known.heard + patience).then_some(*id);
         let silent: Vec<MemberId> = self.members.iter().filter_map(silent).collect();
@@ -372,10 +224,11 @@ impl Coordinator {
                 self.lose(now, was, Reason::Closed(was), decisions);
                 self.dying.remove(&was);
             }
-            let (leaves, trained, step, generation, stand) = (false, false, 0, 0, Stand::Busy);
-            let known = Known { watched, heard: now, leaves, trained, step, generation, stand };
-            self.members.insert(id, known);
+            self.members.insert(id, Known { watched, ..Known::waiting(now, 0) });
             return;
+        }
+        if let MemberEvent::Returned(returned) = event {
+            return self.take_back(now, id, returned, decisions);
         }
         if matches!(event, MemberEvent::Exited) {
             self.dying.remove(&id);
@@ -387,7 +240,7 @@ impl Coordinator {
         let Some(known) = self.members.get_mut(&id) else { return };
         known.heard = now;
         match event {
-            MemberEvent::Entered { .. } | MemberEvent::Beat { .. } => {
+            MemberEvent::Entered { .. } | MemberEvent::Returned(_) | MemberEvent::Beat { .. } => {
                 if let MemberEvent::Beat { step } = event {
                     if step > known.step {
                         self.fruitless = 0;
@@ -557,150 +410,6 @@ impl Coordinator {
         self.members.iter().filter_map(fresh).collect()
     }
 
-    /// A generation has ended, or ends.
-    fn settle_ending(&mut self, now: Instant, decisions: &mut Vec<Decision>) {
-        let survivors: Vec<MemberId> =
-            self.ranks.iter().copied().filter(|id| self.members.contains_key(id)).collect();
-        let stopped = survivors.iter().all(|id| self.is_ready(*id)) && self.dying.is_empty();
-        #[cfg(test)]
-        let stopped = match self.bug {
-            Some(CoordinatorBug::FormsEarly) => {
-                survivors.is_empty() || survivors.iter().any(|id| self.is_ready(*id))
-            }
-            Some(CoordinatorBug::ForgetsTheDying) => survivors.iter().all(|id| self.is_ready(*id)),
-            _ => stopped,
-        };
-        if !stopped {
-            return;
-        }
-        // Who wants to leave with a step that is neither saved nor known to a rank that stays takes part in one more generation,
-        // which takes it over or saves it.
-        let wants = |id: &MemberId| self.members[id].leaves;
-        let others = survivors.iter().filter(|id| !wants(id)).filter_map(|id| self.held(*id)).max();
-        let kept = others.max(self.saved);
-        let goes = |id: &MemberId| wants(id) && self.held(*id) <= kept;
-        for id in survivors.iter().copied().filter(goes).collect::<Vec<_>>() {
-            decisions
-                .push(Decision { action: MemberAction::Release { member: id }, why: Reason::Leaves(id) });
-            self.members.remove(&id);
-            self.accounted.insert(id);
-        }
-        let newcomers = self.newcomers();
-        let mut chosen: Vec<MemberId> = survivors
-            .into_iter()
-            .filter(|id| self.is_ready(*id))
-            .chain(newcomers.iter().copied())
-            .take(self.rules.max)
-            .collect();
-        if let Some(why) = self.waits_for(now, &chosen) {
-            let furthest = chosen.iter().filter_map(|id| self.held(*id)).max();
-            let saves = matches!(why, Reason::BelowMin { .. }) && furthest.is_some() && furthest > self.saved;
-            if self.waits.as_ref() != Some(&why) && !saves {
-                self.waits = Some(why.clone());
-                decisions.push(Decision { action: MemberAction::Wait, why: why.clone() });
-            }
-            if !saves {
-                return;
-            }
-            chosen.retain(|id| self.held(*id).is_some());
-            return self.form(now, chosen, true, why, decisions);
-        }
-        let why = self.ending.clone().unwrap_or(Reason::Begin);
-        self.form(now, chosen, false, why, decisions);
-    }
-
-    /// Why these members cannot train, if they cannot.
-    fn waits_for(&self, now: Instant, chosen: &[MemberId]) -> Option<Reason> {
-        let lacks = |least: usize| {
-            let there = chosen.iter().filter(|id| !self.members[id].leaves).count();
-            Some(Reason::BelowMin { there, min: least })
-        };
-        if self.generation == 0 {
-            // The first generation waits for all that were started, as long as they may still come.
-            let late = self.began.is_some_and(|began| now >= began + self.rules.patience);
-            let prepare = self.members.values().any(|known| matches!(known.stand, Stand::Busy));
-            let least = if late && !prepare { self.rules.min } else { self.rules.start.max(self.rules.min) };
-            return if chosen.len() < least { lacks(least) } else { None };
-        }
-        let there = self.ranks.iter().filter(|id| chosen.contains(id)).count();
-        let of = self.ranks.iter().filter(|id| !self.accounted.contains(id)).count();
-        let enough = 2 * there >= of;
-        #[cfg(test)]
-        let enough = enough || self.bug == Some(CoordinatorBug::GoesOnWithAny);
-        if !enough {
-            return Some(Reason::NoMajority { there, of });
-        }
-        // Those that leave only hand over: without a rank that takes it, they save.
-        let all_leave = chosen.iter().all(|id| self.members[id].leaves);
-        if chosen.len() < self.rules.min || all_leave { lacks(self.rules.min) } else { None }
-    }
-
-    fn form(
-        &mut self,
-        now: Instant,
-        members: Vec<MemberId>,
-        save_only: bool,
-        why: Reason,
-        decisions: &mut Vec<Decision>,
-    ) {
-        if members.is_empty() {
-            return;
-        }
-        let held: Vec<Option<HeldSteps>> = members.iter().map(|id| self.held(*id)).collect();
-        let furthest = held.iter().flatten().max();
-        let source =
-            furthest.and_then(|furthest| held.iter().position(|held| held.as_ref() == Some(furthest)));
-        #[cfg(test)]
-        let source = match self.bug {
-            Some(CoordinatorBug::TakesFirstState) => held.iter().position(Option::is_some),
-            _ => source,
-        };
-        let master = match &self.members[&members[0]].stand {
-            Stand::Ready(ready) => ready.listen.clone(),
-            Stand::Busy | Stand::Running | Stand::Done => return,
-        };
-        if self.generation > 0 && !save_only {
-            self.tally.ranks_joined +=
-                members.iter().filter(|id| self.members[id].generation == 0).count() as u64;
-        }
-        self.tally.steps_redone += u64::from(std::mem::take(&mut self.redoes));
-        if self.noticed.is_some() {
-            self.stopped = Some(now);
-        }
-        self.generation += 1;
-        let form = |rank: usize| Formation {
-            generation: self.generation,
-            rank,
-            master: master.clone(),
-            held: held.clone(),
-            source,
-            save_only,
-            note: self.note.clone(),
-            why: why.to_string(),
-        };
-        let forms = (0..members.len()).map(form).collect();
-        for id in &members {
-            let known = self.members.get_mut(id).expect("a member that was chosen");
-            (known.generation, known.stand) = (self.generation, Stand::Busy);
-        }
-        self.ranks.clone_from(&members);
-        self.accounted.clear();
-        // A generation that only saves ends by itself.
-        // Without a state the run goes back.
-        self.saved = self.saved.filter(|_| source.is_some());
-        self.saving = furthest.copied().filter(|_| save_only);
-        (self.cancelled, self.waits) = (false, None);
-        self.ending = save_only.then(|| why.clone());
-        decisions.push(Decision { action: MemberAction::Form { members, forms }, why });
-    }
-
-    fn held(&self, id: MemberId) -> Option<HeldSteps> {
-        match &self.members.get(&id)?.stand {
-            Stand::Ready(ready) => ready.held,
-            Stand::Busy | Stand::Running | Stand::Done => None,
-        }
-    }
-
     fn is_ready(&self, id: MemberId) -> bool {
         self.members.get(&id).is_some_and(|known| matches!(known.stand, Stand::Ready(_)))
     }
@@ -711,6 +420,12 @@ impl Coordinator {
 }
 
 impl Known {
+    /// Nothing was heard of it yet.
+    fn waiting(now: Instant, generation: u64) -> Known {
+        let (watched, leaves, trained, step, stand) = (false, false, false, 0, Stand::Busy);
+        Known { watched, heard: now, leaves, trained, step, generation, stand }
+    }
+
     /// Whether it is in its generation, as far as is known.
     fn is_in(&self) -> bool {
         matches!(self.stand, Stand::Busy | Stand::Running)

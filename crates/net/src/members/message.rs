@@ -33,6 +33,22 @@ pub struct Ready {
     pub why: String,
 }
 
+/// A rank whose coordinator was lost comes to the next one, which knows nothing: what it brings is the journal. A generation takes
+/// effect only when all its ranks were told of it, so whoever comes back knows the last one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Returned {
+    /// The last generation that it was told to form.
+    pub generation: u64,
+    /// The members of that generation, by rank.
+    pub ranks: Vec<MemberId>,
+    /// Whether it trains.
+    pub running: bool,
+    /// Whether it has trained as this member.
+    pub trained: bool,
+    /// What changes of ranks had cost when it was told last.
+    pub tally: TallySummary,
+}
+
 /// A generation, as one of its ranks is told to form it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Formation {
@@ -42,6 +58,8 @@ pub struct Formation {
     pub rank: usize,
     /// Where rank 0 listens.
     pub master: String,
+    /// Its members, by rank.
+    pub ranks: Vec<MemberId>,
     /// The states that the ranks hold, by rank.
     pub held: Vec<Option<HeldSteps>>,
     /// The rank whose state counts; none if no rank has one.
@@ -69,6 +87,19 @@ pub enum ToCoordinator {
         child: Option<u64>,
         /// The member that it was before, if it comes back.
         was: Option<MemberId>,
+    },
+    /// The first message of a rank whose coordinator was lost.
+    Return {
+        /// Its host.
+        host: String,
+        /// Its process.
+        pid: u32,
+        /// The job.
+        job: String,
+        /// Its number.
+        id: MemberId,
+        /// What it knows.
+        returned: Returned,
     },
     /// It can form a generation.
     Ready(Ready),
@@ -143,6 +174,36 @@ fn held(reader: &mut Reader) -> Result<Option<HeldSteps>, Malformed> {
     Ok(reader.u64()?.checked_sub(1))
 }
 
+fn put_ids(out: &mut Vec<u8>, ids: &[MemberId]) {
+    out.put_u32(ids.len() as u32);
+    ids.iter().for_each(|id| out.put_u64(*id));
+}
+
+fn ids(reader: &mut Reader) -> Result<Vec<MemberId>, Malformed> {
+    let n = reader.count(8)?;
+    (0..n).map(|_| reader.u64()).collect()
+}
+
+fn put_tally(out: &mut Vec<u8>, tally: &TallySummary) {
+    let TallySummary { ranks_lost, ranks_joined, steps_redone, .. } = *tally;
+    let TallySummary { stall_us_p50, stall_us_p99, stall_us_max, parts_us_p50: [a, b, c], .. } = *tally;
+    let all = [ranks_lost, ranks_joined, steps_redone, stall_us_p50, stall_us_p99, stall_us_max, a, b, c];
+    all.into_iter().for_each(|n| out.put_u64(n));
+}
+
+fn tally(reader: &mut Reader) -> Result<TallySummary, Malformed> {
+    let mut next = || reader.u64();
+    Ok(TallySummary {
+        ranks_lost: next()?,
+        ranks_joined: next()?,
+        steps_redone: next()?,
+        stall_us_p50: next()?,
+        stall_us_p99: next()?,
+        stall_us_max: next()?,
+        parts_us_p50: [next()?, next()?, next()?],
+    })
+}
+
 fn flag(reader: &mut Reader) -> Result<bool, Malformed> {
     match reader.u8()? {
         0 => Ok(false),
@@ -162,6 +223,18 @@ impl Wire for ToCoordinator {
                 out.put_text(job);
                 put_held(&mut out, *child);
                 put_held(&mut out, *was);
+            }
+            ToCoordinator::Return { host, pid, job, id, returned } => {
+                out.push(9);
+                out.put_text(host);
+                out.put_u32(*pid);
+                out.put_text(job);
+                out.put_u64(*id);
+                out.put_u64(returned.generation);
+                out.push(u8::from(returned.running));
+                out.push(u8::from(returned.trained));
+                put_tally(&mut out, &returned.tally);
+                put_ids(&mut out, &returned.ranks);
             }
             ToCoordinator::Ready(ready) => {
                 out.push(2);
@@ -199,6 +272,13 @@ impl Wire for ToCoordinator {
             1 => {
                 let (host, pid, job) = (r.text()?, r.u32()?, r.text()?);
                 ToCoordinator::Enter { host, pid, job, child: held(&mut r)?, was: held(&mut r)? }
+            }
+            9 => {
+                let (host, pid, job, id) = (r.text()?, r.u32()?, r.text()?, r.u64()?);
+                let (generation, running, trained) = (r.u64()?, flag(&mut r)?, flag(&mut r)?);
+                let (tally, ranks) = (tally(&mut r)?, ids(&mut r)?);
+                let returned = Returned { generation, ranks, running, trained, tally };
+                ToCoordinator::Return { host, pid, job, id, returned }
             }
             2 => ToCoordinator::Ready(Ready {
                 generation: r.u64()?,
@@ -244,6 +324,7 @@ impl Wire for ToMember {
                 out.put_text(&form.why);
                 out.put_u32(form.held.len() as u32);
                 form.held.iter().for_each(|held| put_held(&mut out, *held));
+                put_ids(&mut out, &form.ranks);
             }
             ToMember::Cancel { generation, why } => {
                 out.push(4);
@@ -256,21 +337,7 @@ impl Wire for ToMember {
             }
             ToMember::Tally(tally) => {
                 out.push(6);
-                let [a, b, c] = tally.parts_us_p50;
-                let TallySummary { ranks_lost, ranks_joined, steps_redone, .. } = *tally;
-                let TallySummary { stall_us_p50, stall_us_p99, stall_us_max, .. } = *tally;
-                let all = [
-                    ranks_lost,
-                    ranks_joined,
-                    steps_redone,
-                    stall_us_p50,
-                    stall_us_p99,
-                    stall_us_max,
-                    a,
-                    b,
-                    c,
-                ];
-                all.into_iter().for_each(|n| out.put_u64(n));
+                put_tally(&mut out, tally);
             }
             ToMember::End { why } => {
                 out.push(7);
@@ -296,13 +363,15 @@ impl Wire for ToMember {
                 let (note, why) = (r.bytes(NOTE_BYTES_MAX)?.to_vec(), r.text()?);
                 let n = r.count(8)?;
                 let held = (0..n).map(|_| held(&mut r)).collect::<Result<Vec<_>, _>>()?;
-                if rank >= n || source.is_some_and(|rank| rank >= n) {
+                let ranks = ids(&mut r)?;
+                if rank >= n || source.is_some_and(|rank| rank >= n) || ranks.len() != n {
                     return Err(Malformed);
                 }
                 ToMember::Form(Box::new(Formation {
                     generation,
                     rank,
                     master,
+                    ranks,
                     held,
                     source,
                     save_only,
@@ -312,18 +381,7 @@ impl Wire for ToMember {
             }
             4 => ToMember::Cancel { generation: r.u64()?, why: r.text()? },
             5 => ToMember::Change { generation: r.u64()? },
-            6 => {
-                let mut next = || r.u64();
-                ToMember::Tally(TallySummary {
-                    ranks_lost: next()?,
-                    ranks_joined: next()?,
-                    steps_redone: next()?,
-                    stall_us_p50: next()?,
-                    stall_us_p99: next()?,
-                    stall_us_max: next()?,
-                    parts_us_p50: [next()?, next()?, next()?],
-                })
-            }
+            6 => ToMember::Tally(tally(&mut r)?),
             7 => {
                 let (failed, why) = (flag(&mut r)?, r.text()?);
                 ToMember::End { why: failed.then_some(why) }

@@ -48,6 +48,7 @@
 //! - [`tally`]: what changes cost.
 
 mod coordinator;
+mod decision;
 pub mod message;
 mod office;
 mod seat;
@@ -56,8 +57,9 @@ pub mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use coordinator::{Coordinator, Decision, MemberAction, MemberEvent, Reason, Rules};
-pub use message::{Formation, HeldSteps, MemberId, Ready, ToCoordinator, ToMember};
+pub use coordinator::{Coordinator, Rules};
+pub use decision::{Decision, MemberAction, MemberEvent, Reason};
+pub use message::{Formation, HeldSteps, MemberId, Ready, Returned, ToCoordinator, ToMember};
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
 pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
-use super::coordinator::{Coordinator, Decision, MemberAction, MemberEvent, Reason, Rules};
+use super::coordinator::{Coordinator, Rules};
+use super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::message::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
@@ -38,6 +39,8 @@ pub struct OfficeOptions {
     pub job: String,
     /// What the coordinator goes by.
     pub rules: Rules,
+    /// The number of the first member. A coordinator that may be a successor takes one that its predecessor has not come to.
+    pub first: MemberId,
     /// What the first ranks are to know of an earlier run; empty for a new one.
     pub note: Vec<u8>,
     /// Whether connections are encrypted; the same for all members.
@@ -111,13 +114,13 @@ pub struct Office {
 impl Office {
     /// Opens at a listener.
     pub fn open(options: OfficeOptions) -> io::Result<Office> {
-        let OfficeOptions { listener, secret, job, rules, note, encrypt, tell, system } = options;
+        let OfficeOptions { listener, secret, job, rules, first, note, encrypt, tell, system } = options;
         let hello = member_hello(encrypt);
         let gate = Gate::new(listener, secret, hello, rules.max, tell)?;
         let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
         coordinator.keep_note(note);
         let (guests, closed_children) = (BTreeMap::new(), BTreeMap::new());
-        let (next, orders) = (1, Vec::new());
+        let (next, orders) = (first, Vec::new());
         Ok(Office { system, gate, job, patience, coordinator, guests, closed_children, next, orders })
     }
 
@@ -215,10 +218,24 @@ impl Office {
     /// Reads what members say.
     fn listen(&mut self, now: Instant) {
         let ids: Vec<MemberId> = self.guests.keys().copied().collect();
-        for id in ids {
+        for mut id in ids {
             while let Some(guest) = self.guests.get_mut(&id).filter(|guest| !guest.gone) {
                 guest.channel.flush();
                 match guest.channel.receive() {
+                    Ok(Some(ToCoordinator::Return { host, pid, job, id: was, returned })) => {
+                        if self.is_other_job(id, &job) || self.guests[&id].member.is_some() {
+                            continue;
+                        }
+                        // It is known by its number from here on; an older connection of it is dead.
+                        let mut guest = self.guests.remove(&id).expect("a guest that spoke");
+                        (guest.until, guest.member) = (None, Some(Known { host, pid, child: None }));
+                        self.guests.insert(was, guest);
+                        id = was;
+                        self.welcome(id);
+                        let decisions = self.coordinator.step(now, id, MemberEvent::Returned(returned));
+                        self.act(decisions);
+                        self.tell_if_all_train(false);
+                    }
                     Ok(Some(message)) => self.hear(now, id, message),
                     Ok(None) => {
                         guest.gone |= guest.until.is_some_and(|until| until <= now);
@@ -247,17 +264,12 @@ impl Office {
                 return self.orders.push(OfficeOrder::Asked { asker: id });
             }
             ToCoordinator::Enter { host, pid, job, child, was } if !is_member => {
-                if job != self.job {
-                    let why = format!(
-                        "this run trains {:?}, and the job file that was given is of {job:?}; give it the run's own",
-                        self.job
-                    );
-                    return guest.channel.send(&ToMember::Refused { why });
+                if self.is_other_job(id, &job) {
+                    return;
                 }
-                guest.until = None;
-                guest.member = Some(Known { host, pid, child });
-                let patience_ms = self.patience.as_millis() as u64;
-                guest.channel.send(&ToMember::Welcome { id, patience_ms });
+                let guest = self.guests.get_mut(&id).expect("a guest that spoke");
+                (guest.until, guest.member) = (None, Some(Known { host, pid, child }));
+                self.welcome(id);
                 MemberEvent::Entered { watched: child.is_some(), was }
             }
             ToCoordinator::Ready(ready) if is_member => MemberEvent::Ready(ready),
@@ -267,6 +279,7 @@ impl Office {
             ToCoordinator::Leaves if is_member => MemberEvent::Leaves,
             ToCoordinator::Done { generation } if is_member => MemberEvent::Done { generation },
             ToCoordinator::Enter { .. }
+            | ToCoordinator::Return { .. }
             | ToCoordinator::Ready(_)
             | ToCoordinator::Running { .. }
             | ToCoordinator::Note(_)
@@ -280,6 +293,29 @@ impl Office {
         let trained = self.coordinator.trains();
         let decisions = self.coordinator.step(now, id, event);
         self.act(decisions);
+        self.tell_if_all_train(trained);
+    }
+
+    /// Refuses a process of another job.
+    fn is_other_job(&mut self, id: MemberId, job: &str) -> bool {
+        if job == self.job {
+            return false;
+        }
+        let why = format!(
+            "this run trains {:?}, and the job file that was given is of {job:?}; give it the run's own",
+            self.job
+        );
+        self.say(id, &ToMember::Refused { why });
+        true
+    }
+
+    fn welcome(&mut self, id: MemberId) {
+        let patience_ms = self.patience.as_millis() as u64;
+        self.say(id, &ToMember::Welcome { id, patience_ms });
+    }
+
+    /// Tells what changes have cost, if all ranks train and did not before.
+    fn tell_if_all_train(&mut self, trained: bool) {
         if !trained && self.coordinator.trains() {
             let (_, ranks) = self.coordinator.generation();
             let tally = ToMember::Tally(self.coordinator.tally.summary());
@@ -313,6 +349,12 @@ impl Office {
                             self.closed_children.insert(child, *member);
                             self.orders.push(OfficeOrder::Kill { child });
                         }
+                    }
+                }
+                MemberAction::Dismiss { member } => {
+                    self.say(*member, &ToMember::Refused { why: decision.why.to_string() });
+                    if let Some(guest) = self.guests.get_mut(member) {
+                        (guest.member, guest.until) = (None, Some(self.system.now() + FIRST_WORD));
                     }
                 }
                 MemberAction::Release { member } => self.say(*member, &ToMember::End { why: None }),

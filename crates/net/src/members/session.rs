@@ -6,14 +6,14 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel as queue};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel as queue};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 
-use super::message::{Formation, MESSAGE_BYTES_MAX, MemberId, Ready, ToCoordinator, ToMember};
+use super::message::{Formation, MESSAGE_BYTES_MAX, MemberId, Ready, Returned, ToCoordinator, ToMember};
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
 use super::tally::TallySummary;
@@ -36,8 +36,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 const STOPS_TOGETHER: Duration = Duration::from_secs(2);
 /// How many beats fit into patience.
 const BEATS: u32 = 10;
+/// How long the end of a run that is complete waits for the coordinator to hear of it, and for one that is being started again.
+const HEARD: Duration = Duration::from_secs(1);
+const HEARD_AGAIN: Duration = Duration::from_secs(10);
 
 /// What a member needs.
+#[derive(Clone)]
 pub struct EnterOptions {
     /// Where the coordinator listens: `host:port`.
     pub coordinator: String,
@@ -113,8 +117,10 @@ struct SessionShared {
     /// Of the group that the rank is in, with its rank.
     alarm: Mutex<Option<(Alarm, usize)>>,
     cancelled: AtomicBool,
-    /// The coordinator is gone.
+    /// The coordinator is gone for good.
     gone: AtomicBool,
+    /// The coordinator was lost, and another is waited for.
+    away: AtomicBool,
     leaves: AtomicBool,
     /// It has said that it wants to leave.
     left: AtomicBool,
@@ -125,7 +131,6 @@ struct SessionShared {
 
 /// A member.
 pub struct Membership {
-    id: MemberId,
     local: IpAddr,
     shared: Arc<SessionShared>,
     says: Sender<ToCoordinator>,
@@ -135,12 +140,11 @@ pub struct Membership {
 impl Membership {
     /// Connects to the coordinator and becomes a member.
     pub fn enter(options: &EnterOptions) -> Result<Membership, EnterError> {
-        let Proven { connection, .. } = connect(&options.coordinator, &options.secret, options.encrypt)?;
+        let Proven { connection, .. } = connect(options, Instant::now() + REACH)?;
         let local = connection.stream().local_addr()?.ip();
         let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
-        let host = crate::rendezvous::host_name();
-        let (pid, job, child) = (std::process::id(), options.job.clone(), options.child);
-        channel.send(&ToCoordinator::Enter { host, pid, job, child, was: None });
+        let (host, pid, job) = (crate::rendezvous::host_name(), std::process::id(), options.job.clone());
+        channel.send(&ToCoordinator::Enter { host, pid, job, child: options.child, was: None });
         let (id, patience) = match wait(&mut channel, Instant::now() + REACH)? {
             ToMember::Welcome { id, patience_ms } => (id, Duration::from_millis(patience_ms)),
             ToMember::Refused { why } => return Err(EnterError::Refused { why }),
@@ -151,6 +155,7 @@ impl Membership {
             alarm: Mutex::new(None),
             cancelled: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             left: AtomicBool::new(false),
             step: AtomicU64::new(0),
@@ -159,14 +164,11 @@ impl Membership {
         });
         let (says, said) = queue();
         let (tell, told) = queue();
-        let thread = SessionThread { channel, shared: shared.clone(), said, tell, beat: patience / BEATS };
+        let known = Journal { id, ranks: Vec::new(), stand: None, trained: false, note: Vec::new() };
+        let (shared_too, options) = (shared.clone(), options.clone());
+        let thread = SessionThread { channel, options, shared: shared_too, known, said, tell, patience };
         Os.spawn("member", Box::new(move || thread.run()))?;
-        Ok(Membership { id, local, shared, says, told })
-    }
-
-    /// This member's number.
-    pub fn id(&self) -> MemberId {
-        self.id
+        Ok(Membership { local, shared, says, told })
     }
 
     /// The address of this host that reaches the coordinator: where other members reach this one.
@@ -259,7 +261,12 @@ impl Membership {
     pub fn done(&self, generation: u64) {
         self.say(ToCoordinator::Done { generation });
         // The process may end right after this.
-        let _ = self.told.recv_timeout(Duration::from_secs(1));
+        let until = Instant::now() + HEARD_AGAIN;
+        while let Err(RecvTimeoutError::Timeout) = self.told.recv_timeout(HEARD) {
+            if !self.shared.away.load(Ordering::Acquire) || Instant::now() >= until {
+                return;
+            }
+        }
     }
 
     /// What has happened so far.
@@ -277,10 +284,39 @@ impl Membership {
 
 struct SessionThread {
     channel: Channel<ToCoordinator, ToMember>,
+    options: EnterOptions,
     shared: Arc<SessionShared>,
+    known: Journal,
     said: Receiver<ToCoordinator>,
     tell: Sender<Apart>,
-    beat: Duration,
+    patience: Duration,
+}
+
+/// What this member would tell another coordinator.
+struct Journal {
+    id: MemberId,
+    /// Of the last generation.
+    ranks: Vec<MemberId>,
+    /// What it said last of where it stands in that generation, or after it.
+    stand: Option<ToCoordinator>,
+    /// Whether it has trained.
+    trained: bool,
+    note: Vec<u8>,
+}
+
+impl Journal {
+    fn note(&mut self, message: &ToCoordinator) {
+        match message {
+            ToCoordinator::Ready(_) | ToCoordinator::Done { .. } => self.stand = Some(message.clone()),
+            ToCoordinator::Running { .. } => (self.stand, self.trained) = (Some(message.clone()), true),
+            ToCoordinator::Note(note) => self.note.clone_from(note),
+            ToCoordinator::Enter { .. }
+            | ToCoordinator::Return { .. }
+            | ToCoordinator::Beat { .. }
+            | ToCoordinator::Leaves
+            | ToCoordinator::Ask => {}
+        }
+    }
 }
 
 impl SessionThread {
@@ -289,26 +325,33 @@ impl SessionThread {
         loop {
             loop {
                 match self.said.try_recv() {
-                    Ok(message) => self.channel.send(&message),
-                    Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                    Ok(message) => {
+                        self.known.note(&message);
+                        self.channel.send(&message);
+                    }
+                    Err(TryRecvError::Empty) => break,
                     // The rank has ended.
-                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return,
+                    Err(TryRecvError::Disconnected) => return,
                 }
             }
             let now = Instant::now();
             if now >= due {
                 self.channel.send(&ToCoordinator::Beat { step: self.shared.step.load(Ordering::Relaxed) });
-                due = now + self.beat;
+                due = now + self.patience / BEATS;
             }
-            loop {
+            let mut lost = false;
+            while !lost {
                 match self.channel.receive() {
                     Ok(Some(message)) => self.hear(message),
                     Ok(None) => break,
-                    Err(_) => {
-                        self.shared.gone.store(true, Ordering::Release);
-                        return;
-                    }
+                    Err(_) => lost = true,
                 }
+            }
+            if lost {
+                if !self.go_back() {
+                    return self.shared.gone.store(true, Ordering::Release);
+                }
+                continue;
             }
             self.channel.flush();
             let sending = self.channel.sending();
@@ -325,14 +368,85 @@ impl SessionThread {
         }
     }
 
+    /// The connection to the coordinator is lost: connects to its successor, and says where this member stands. The rank trains in the
+    /// meantime. Whether there is one within patience.
+    fn go_back(&mut self) -> bool {
+        // A child of the coordinator ends with it.
+        if self.options.child.is_some() {
+            return false;
+        }
+        self.shared.away.store(true, Ordering::Release);
+        let until = Instant::now() + self.patience;
+        while Instant::now() < until {
+            // The rank may end meanwhile; what it says is said to the successor.
+            match self.said.try_recv() {
+                Ok(message) => {
+                    self.known.note(&message);
+                    continue;
+                }
+                Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => {}
+            }
+            match self.reach(until) {
+                Ok(()) => {
+                    self.shared.away.store(false, Ordering::Release);
+                    return true;
+                }
+                Err(EnterError::Refused { why }) => {
+                    // The rank may have ended.
+                    drop(self.tell.send(Apart::End { why: Some(why) }));
+                    return false;
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+        false
+    }
+
+    /// Connects to a coordinator that may know nothing of this member.
+    fn reach(&mut self, until: Instant) -> Result<(), EnterError> {
+        let Proven { connection, .. } = connect(&self.options, until.min(Instant::now() + 2 * PAUSE))?;
+        let mut channel = Channel::new(connection, MESSAGE_BYTES_MAX)?;
+        let generation = self.shared.seat.lock().unwrap_or_else(PoisonError::into_inner).generation();
+        channel.send(&self.returns(generation));
+        match wait(&mut channel, Instant::now() + REACH)? {
+            ToMember::Welcome { .. } => {}
+            ToMember::Refused { why } => return Err(EnterError::Refused { why }),
+            _ => return Err(EnterError::Gone),
+        }
+        if !self.known.note.is_empty() {
+            channel.send(&ToCoordinator::Note(self.known.note.clone()));
+        }
+        if let Some(stand) = &self.known.stand {
+            channel.send(stand);
+        }
+        if self.shared.left.load(Ordering::Acquire) {
+            channel.send(&ToCoordinator::Leaves);
+        }
+        self.channel = channel;
+        Ok(())
+    }
+
+    fn returns(&self, generation: u64) -> ToCoordinator {
+        let (host, pid) = (crate::rendezvous::host_name(), std::process::id());
+        let Journal { id, ref ranks, ref stand, trained, .. } = self.known;
+        let tally = *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = matches!(stand, Some(ToCoordinator::Running { .. }));
+        let returned = Returned { generation, ranks: ranks.clone(), running, trained, tally };
+        ToCoordinator::Return { host, pid, job: self.options.job.clone(), id, returned }
+    }
+
     fn hear(&mut self, message: ToMember) {
         if let ToMember::Tally(tally) = &message {
             *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner) = *tally;
         }
         let action = self.shared.seat.lock().unwrap_or_else(PoisonError::into_inner).told(message);
         match action {
-            // The rank may have ended.
-            SeatAction::Enter(form) => drop(self.tell.send(Apart::Form(form))),
+            SeatAction::Enter(form) => {
+                (self.known.ranks, self.known.stand) = (form.ranks.clone(), None);
+                // The rank may have ended.
+                drop(self.tell.send(Apart::Form(form)));
+            }
             SeatAction::End { why } => drop(self.tell.send(Apart::End { why })),
             SeatAction::Cancel => {
                 self.shared.cancelled.store(true, Ordering::Release);
@@ -356,7 +470,9 @@ fn raise(shared: &SessionShared) {
 
 /// Asks a coordinator how things stand; the answer is JSON.
 pub fn ask_status(coordinator: &str, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
-    let Proven { connection, .. } = connect(coordinator, secret, encrypt)?;
+    let (coordinator, secret, job) = (coordinator.into(), secret.clone(), String::new());
+    let options = EnterOptions { coordinator, secret, job, child: None, encrypt };
+    let Proven { connection, .. } = connect(&options, Instant::now() + REACH)?;
     let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
     channel.send(&ToCoordinator::Ask);
     match wait(&mut channel, Instant::now() + REACH)? {
@@ -379,8 +495,8 @@ fn wait(channel: &mut Channel<ToCoordinator, ToMember>, until: Instant) -> Resul
     }
 }
 
-fn connect(at: &str, secret: &Secret, encrypt: Encrypt) -> Result<Proven, EnterError> {
-    let until = Instant::now() + REACH;
+fn connect(options: &EnterOptions, until: Instant) -> Result<Proven, EnterError> {
+    let EnterOptions { coordinator: at, secret, encrypt, .. } = options;
     let mut why = String::from("it has no address");
     loop {
         let addrs: Vec<SocketAddr> = at.to_socket_addrs().map_or_else(
@@ -391,12 +507,12 @@ fn connect(at: &str, secret: &Secret, encrypt: Encrypt) -> Result<Proven, EnterE
             Iterator::collect,
         );
         for addr in addrs {
-            let dialled = Dial::start(&Os, addr, secret.clone(), member_hello(encrypt))
+            let dialled = Dial::start(&Os, addr, secret.clone(), member_hello(*encrypt))
                 .map(|dial| dial.wait(&Os, until));
             match dialled {
                 Ok(Dialled::Proved(proven)) => return Ok(proven),
                 Ok(Dialled::Turned(Turned::WrongSecret)) => {
-                    return Err(EnterError::WrongSecret { at: at.into() });
+                    return Err(EnterError::WrongSecret { at: at.clone() });
                 }
                 Ok(Dialled::Turned(turned)) => why = format!("what answers is no coordinator ({turned:?})"),
                 Ok(Dialled::Unconnected(error)) | Err(error) => why = explain(&error),
@@ -404,7 +520,7 @@ fn connect(at: &str, secret: &Secret, encrypt: Encrypt) -> Result<Proven, EnterE
             }
         }
         if Instant::now() + PAUSE >= until {
-            return Err(EnterError::Unreachable { at: at.into(), why });
+            return Err(EnterError::Unreachable { at: at.clone(), why });
         }
         std::thread::sleep(PAUSE);
     }

@@ -53,6 +53,14 @@ pub struct TallySummary {
 }
 
 impl Tally {
+    /// Goes on from what another coordinator had counted; its stalls are not known one by one.
+    pub fn take_over(&mut self, counted: TallySummary) {
+        let TallySummary { ranks_lost, ranks_joined, steps_redone, .. } = counted;
+        self.ranks_lost = self.ranks_lost.max(ranks_lost);
+        self.ranks_joined = self.ranks_joined.max(ranks_joined);
+        self.steps_redone = self.steps_redone.max(steps_redone);
+    }
+
     /// The figures of a summary.
     pub fn summary(&self) -> TallySummary {
         let of = |part: &dyn Fn(&Stall) -> Duration| -> Vec<u64> {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::coordinator::{Coordinator, Decision, MemberAction, MemberEvent, Reason, Rules};
+use super::super::coordinator::{Coordinator, Rules};
+use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::super::message::{Formation, MemberId, Ready};
 
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -15,7 +16,8 @@ struct Story {
 
 impl Story {
     fn new(min: usize, max: usize, start: usize) -> Story {
-        let coordinator = Coordinator::new(Rules { min, max, start, patience: PATIENCE });
+        let coordinator =
+            Coordinator::new(Rules { min, max, start, patience: PATIENCE, hold_off: Duration::ZERO });
         Story { coordinator, now: Instant::now(), decisions: Vec::new() }
     }
 

@@ -2,7 +2,7 @@
 
 use polyreme_fuzz::{ReadResult, Target};
 
-use super::super::message::{Formation, Ready, ToCoordinator, ToMember};
+use super::super::message::{Formation, Ready, Returned, ToCoordinator, ToMember};
 use super::super::tally::TallySummary;
 use crate::control::bytes::Malformed;
 use crate::control::channel::Wire;
@@ -17,6 +17,19 @@ fn to_coordinator() -> Vec<ToCoordinator> {
             job: "digits".into(),
             child: Some(0),
             was: Some(4),
+        },
+        ToCoordinator::Return {
+            host: "höst".into(),
+            pid: 7,
+            job: "digits".into(),
+            id: 5,
+            returned: Returned {
+                generation: 4,
+                ranks: vec![5, 9],
+                running: true,
+                trained: false,
+                tally: TallySummary { steps_redone: 1, ..Default::default() },
+            },
         },
         ToCoordinator::Ready(Ready { held: None, redoes: false, ..ready.clone() }),
         ToCoordinator::Ready(ready),
@@ -34,6 +47,7 @@ fn to_member() -> Vec<ToMember> {
         generation: 4,
         rank: 1,
         master: "[::1]:80".into(),
+        ranks: vec![3, 1, 8],
         held: vec![Some(6), None, Some(7)],
         source: Some(2),
         save_only: true,

@@ -1,5 +1,6 @@
 //! The coordinator and the members of a job in one process, in virtual time, from a seed: random delays, kills, hosts that vanish, pauses,
-//! cut networks, broken links, ranks that leave, joins. Invariants are checked after every event; deliberate bugs must be found.
+//! cut networks, broken links, ranks that leave, joins, coordinators that are lost and started again. Invariants are checked after every
+//! event; deliberate bugs must be found.
 //!
 //! The coordinator and the seats are the real ones. A rank's training is a model of it: it sends its part of a step to all others,
 //! and has finished the step when it has the parts of all ranks of its generation, whenever that is, also if the others have long
@@ -9,11 +10,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::{Duration, Instant};
 
-use super::super::coordinator::{
-    Coordinator, CoordinatorBug, Decision, MemberAction, MemberEvent, Reason, Rules,
-};
-use super::super::message::{Formation, MemberId, Ready, ToMember};
+use super::super::coordinator::{Coordinator, CoordinatorBug, Rules};
+use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
+use super::super::message::{Formation, MemberId, Ready, Returned, ToMember};
 use super::super::seat::{Seat, SeatAction};
+use super::super::tally::TallySummary;
 
 const PATIENCE_US: u64 = 300_000;
 const BEAT_US: u64 = 30_000;
@@ -23,6 +24,9 @@ const FAULTS_US: u64 = 3_000_000;
 const BOUND_US: u64 = 2_500_000;
 /// By then all pauses and cuts are over, silent members are removed and others have come back: from here on steps are counted.
 const SETTLED_US: u64 = 1_500_000;
+
+/// Longer than the longest pause: nobody who lives comes back later than this to a coordinator that was started again.
+const HOLD_OFF: Duration = Duration::from_micros(5 * PATIENCE_US);
 
 struct Draws(u64);
 
@@ -62,15 +66,23 @@ struct Process {
     has_state: bool,
     /// Whether it has trained since it entered.
     trained: bool,
+    /// What another coordinator would be told: the members of its last generation, and where it stands.
+    ranks: Vec<MemberId>,
+    stand: Option<MemberEvent>,
+    wants_out: bool,
+    /// What the lost coordinator had sent arrives until then.
+    hears_until: u64,
 }
 
 #[derive(Clone, Debug)]
 enum Happening {
-    /// A member's message arrives at the coordinator.
-    Says(MemberId, MemberEvent),
-    Told(usize, MemberId, ToMember),
-    /// The coordinator has closed the connection of this member.
-    ClosedOn(usize, MemberId),
+    /// A member's message arrives at the coordinator that it was sent to.
+    Says(u64, MemberId, MemberEvent),
+    Told(u64, usize, MemberId, ToMember),
+    /// The connection of this member to the coordinator is closed: it connects again, once, to the one that there is then.
+    ClosedOn(u64, usize, MemberId),
+    /// A member was told that it is one no longer, and enters as new.
+    Dismissed(usize, MemberId),
     Connected(usize, u64),
     /// A rank that was told to end its generation looks up from what it computes.
     Stops(usize, u64),
@@ -80,10 +92,14 @@ enum Happening {
     Finishes(usize, u64, u64),
     Beats(usize),
     Strikes,
+    CoordinatorDies,
     Tick,
 }
 
 struct Generation {
+    /// How many coordinators were lost before the one that formed it.
+    coordinator: u64,
+    ranks: Vec<MemberId>,
     processes: Vec<usize>,
     arrived: BTreeSet<usize>,
     parts: BTreeMap<u64, BTreeSet<usize>>,
@@ -96,9 +112,16 @@ struct World {
     n: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     happenings: BTreeMap<u64, Happening>,
+    rules: Rules,
+    bug: Option<CoordinatorBug>,
     coordinator: Coordinator,
+    /// Whether coordinators are lost; how many were.
+    restarts: bool,
+    coordinators_lost: u64,
     processes: Vec<Process>,
     next_id: MemberId,
+    /// Numbers under which processes were members that are others now.
+    former: Vec<MemberId>,
     generations: BTreeMap<u64, Generation>,
     /// Members as the coordinator sees them: those that it was told of and has not lost.
     lost: BTreeSet<MemberId>,
@@ -126,7 +149,9 @@ impl World {
             max: 8,
             start: n,
             patience: Duration::from_micros(PATIENCE_US),
+            hold_off: Duration::ZERO,
         };
+        let restarts = random.chance(50);
         let mut coordinator = Coordinator::new(rules);
         coordinator.bug = bug;
         let mut world = World {
@@ -136,9 +161,14 @@ impl World {
             n: 0,
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
+            rules,
+            bug,
             coordinator,
+            restarts,
+            coordinators_lost: 0,
             processes: Vec::new(),
             next_id: 1,
+            former: Vec::new(),
             generations: BTreeMap::new(),
             lost: BTreeSet::new(),
             released: BTreeSet::new(),
@@ -171,7 +201,8 @@ impl World {
     }
 
     fn start(&mut self) {
-        let watched = self.random.chance(50);
+        // Children of a coordinator are lost with it.
+        let watched = self.random.chance(50) && !self.restarts;
         let p = self.processes.len();
         self.processes.push(Process {
             id: 0,
@@ -185,6 +216,10 @@ impl World {
             history: Vec::new(),
             has_state: false,
             trained: false,
+            ranks: Vec::new(),
+            stand: None,
+            wants_out: false,
+            hears_until: 0,
         });
         self.enter(p);
         self.after(BEAT_US, Happening::Beats(p));
@@ -194,10 +229,11 @@ impl World {
     fn enter(&mut self, p: usize) {
         let process = &mut self.processes[p];
         let was = (process.id > 0).then_some(process.id);
+        self.former.extend(was);
         process.id = self.next_id;
         self.next_id += 1;
         (process.seat, process.form, process.formed, process.leaves) = (Seat::new(), None, false, false);
-        process.trained = false;
+        (process.trained, process.wants_out, process.stand) = (false, false, None);
         let (id, watched) = (process.id, process.watched);
         self.says(id, MemberEvent::Entered { watched, was });
         // The worst case: it believes in what it has.
@@ -211,8 +247,9 @@ impl World {
         let held = process.has_state.then(|| 2 * process.history.len() as u64);
         let (generation, redoes) = (process.seat.generation(), false);
         let (listen, why) = (p.to_string(), why.to_string());
-        let id = process.id;
-        self.says(id, MemberEvent::Ready(Ready { generation, held, redoes, listen, why }));
+        let (id, ready) = (process.id, MemberEvent::Ready(Ready { generation, held, redoes, listen, why }));
+        process.stand = Some(ready.clone());
+        self.says(id, ready);
     }
 
     /// Messages of one member arrive in their order.
@@ -222,7 +259,38 @@ impl World {
         let from = if from == u64::MAX { 0 } else { from };
         let at = from.saturating_sub(self.now) + 1_000 + self.random.below(1_000);
         let at = self.in_order((true, id), at);
-        self.after(at, Happening::Says(id, event));
+        self.after(at, Happening::Says(self.coordinators_lost, id, event));
+    }
+
+    /// A process whose connection to the coordinator is closed says to the one that answers where it stands.
+    fn come_back(&mut self, p: usize) {
+        let Process { id, ref seat, ref ranks, ref stand, trained, wants_out, .. } = self.processes[p];
+        let generation = seat.generation();
+        let (ranks, stand) = (ranks.clone(), stand.clone());
+        let running = matches!(stand, Some(MemberEvent::Running { .. }));
+        let tally = TallySummary::default();
+        self.says(id, MemberEvent::Returned(Returned { generation, ranks, running, trained, tally }));
+        stand.into_iter().for_each(|stand| self.says(id, stand));
+        if wants_out {
+            self.says(id, MemberEvent::Leaves);
+        }
+    }
+
+    /// The coordinator is lost, and another is started, which knows nothing. What was on its way to the lost one is lost.
+    fn lose_coordinator(&mut self) {
+        self.coordinators_lost += 1;
+        let hold_off = HOLD_OFF;
+        self.coordinator = Coordinator::new(Rules { hold_off, ..self.rules });
+        self.coordinator.bug = self.bug;
+        for p in 0..self.processes.len() {
+            let delay = self.delay();
+            let process = &mut self.processes[p];
+            process.hears_until = self.now + delay;
+            if process.alive {
+                let id = process.id;
+                self.after(delay + 1, Happening::ClosedOn(self.coordinators_lost, p, id));
+            }
+        }
     }
 
     /// When something that takes `us` arrives, behind what was sent the same way before.
@@ -248,8 +316,8 @@ impl World {
                 // Only somebody who looks at the hosts can say that those which vanished are not training elsewhere.
                 if std::mem::take(&mut self.no_majority) {
                     let dead = self.processes.iter().filter(|p| !p.alive).map(|p| p.id);
-                    let dead: Vec<MemberId> = dead.collect();
-                    dead.into_iter().for_each(|id| self.says(id, MemberEvent::Exited));
+                    let dead: Vec<MemberId> = dead.chain(self.former.iter().copied()).collect();
+                    dead.into_iter().filter(|id| *id > 0).for_each(|id| self.says(id, MemberEvent::Exited));
                 }
                 if self.now > from + SETTLED_US && self.finished > finished {
                     return Ok(());
@@ -302,7 +370,10 @@ impl World {
 
     fn happen(&mut self, happening: Happening) -> Checked {
         match happening {
-            Happening::Says(id, event) => {
+            // What was sent to a coordinator that is lost, is lost; but that a process has died is seen by whoever looks.
+            Happening::Says(to, _, _) if to != self.coordinators_lost => {}
+            Happening::Says(_, id, event) => {
+                let comes_back = matches!(event, MemberEvent::Returned(_));
                 if matches!(event, MemberEvent::Closed | MemberEvent::Exited) {
                     self.lost.insert(id);
                 }
@@ -314,15 +385,31 @@ impl World {
                 }
                 let now = self.time();
                 let decisions = self.coordinator.step(now, id, event);
+                if comes_back {
+                    self.note_return(id);
+                }
                 self.act(decisions)?;
             }
-            Happening::Told(p, id, message) => {
-                if !self.stopped(p, Happening::Told(p, id, message.clone())) && self.processes[p].id == id {
+            Happening::Told(from, p, id, message) => {
+                let late = from != self.coordinators_lost && self.now > self.processes[p].hears_until;
+                if !late
+                    && !self.stopped(p, Happening::Told(from, p, id, message.clone()))
+                    && self.processes[p].id == id
+                {
                     self.told(p, message);
                 }
             }
-            Happening::ClosedOn(p, id) => {
-                if !self.stopped(p, Happening::ClosedOn(p, id))
+            Happening::ClosedOn(by, p, id) => {
+                if by == self.coordinators_lost
+                    && !self.stopped(p, Happening::ClosedOn(by, p, id))
+                    && self.processes[p].alive
+                    && self.processes[p].id == id
+                {
+                    self.come_back(p);
+                }
+            }
+            Happening::Dismissed(p, id) => {
+                if !self.stopped(p, Happening::Dismissed(p, id))
                     && self.processes[p].alive
                     && self.processes[p].id == id
                 {
@@ -361,6 +448,7 @@ impl World {
                     self.after(pause, Happening::Strikes);
                 }
             }
+            Happening::CoordinatorDies => self.lose_coordinator(),
             Happening::Tick => {
                 let now = self.time();
                 let decisions = self.coordinator.tick(now);
@@ -390,6 +478,9 @@ impl World {
         let Some(p) = living.get(self.random.below(living.len() as u64) as usize).copied() else {
             return self.start();
         };
+        if self.restarts && self.random.chance(15) {
+            return self.lose_coordinator();
+        }
         match self.random.below(12) {
             0..=3 => self.kill(p, true),
             4 if !self.processes[p].watched => self.kill(p, false),
@@ -415,6 +506,7 @@ impl World {
                 }
             }
             8 => {
+                self.processes[p].wants_out = true;
                 let id = self.processes[p].id;
                 self.says(id, MemberEvent::Leaves);
             }
@@ -422,10 +514,12 @@ impl World {
         }
     }
 
-    /// A pause does not end earlier because another one begins, or messages would overtake each other.
+    /// A pause does not end earlier or later because another one begins.
     fn stop(&mut self, p: usize, until: u64) {
         let process = &mut self.processes[p];
-        process.stopped_until = process.stopped_until.max(until);
+        if process.stopped_until <= self.now {
+            process.stopped_until = until;
+        }
     }
 
     fn kill(&mut self, p: usize, noticed: bool) {
@@ -444,8 +538,14 @@ impl World {
         match self.processes[p].seat.told(message) {
             SeatAction::Enter(form) => {
                 let generation = form.generation;
+                let ranks = form.ranks.clone();
                 self.processes[p].form = Some(*form);
+                (self.processes[p].ranks, self.processes[p].stand) = (ranks.clone(), None);
                 let group = self.generations.get_mut(&generation).expect("it was formed");
+                // Another coordinator may have given its number to others, because this one was not told to all.
+                if group.ranks != ranks {
+                    return;
+                }
                 group.arrived.insert(p);
                 if group.arrived.len() == group.processes.len() {
                     for p in group.processes.clone() {
@@ -494,7 +594,7 @@ impl World {
         if form.save_only {
             return self.stand_ready(p, "");
         }
-        process.trained = true;
+        (process.trained, process.stand) = (true, Some(MemberEvent::Running { generation }));
         self.says(id, MemberEvent::Running { generation });
         let compute = COMPUTE_US + self.delay();
         self.after(compute, Happening::Sends(p, generation));
@@ -566,6 +666,11 @@ impl World {
                 MemberAction::Form { members, forms } => {
                     self.no_majority = false;
                     self.formed(members, forms)?;
+                    // In the moment in which some have heard of the generation and others have not.
+                    if self.restarts && self.now < FAULTS_US && self.random.chance(10) {
+                        let delay = self.random.below(2_500);
+                        self.after(delay, Happening::CoordinatorDies);
+                    }
                 }
                 MemberAction::Cancel { generation, members } => {
                     let cancel = ToMember::Cancel { generation, why: String::new() };
@@ -586,9 +691,16 @@ impl World {
                             }
                             false => {
                                 let delay = self.delay();
-                                self.after(delay, Happening::ClosedOn(p, member));
+                                self.after(delay, Happening::ClosedOn(self.coordinators_lost, p, member));
                             }
                         }
+                    }
+                }
+                MemberAction::Dismiss { member } => {
+                    self.lost.insert(member);
+                    if let Some(p) = self.processes.iter().position(|p| p.id == member) {
+                        let delay = self.delay();
+                        self.after(delay, Happening::Dismissed(p, member));
                     }
                 }
                 MemberAction::End { .. } => return Err("the run ended".into()),
@@ -604,26 +716,45 @@ impl World {
         Ok(())
     }
 
+    /// A member has come back: it counts if it is a rank of what the coordinator takes for the last generation.
+    fn note_return(&mut self, id: MemberId) {
+        self.lost.remove(&id);
+        let (_, ranks) = self.coordinator.generation();
+        let others = self.processes.iter().filter(|p| p.seat.generation() > 0 && !ranks.contains(&p.id));
+        self.lost.extend(others.map(|p| p.id));
+    }
+
     fn kill_after(&mut self, p: usize, delay: u64) {
         // Until its end is seen it may still write: it counts as alive for the check of writers.
         let id = self.processes[p].id;
         self.processes[p].stopped_until = u64::MAX;
-        self.after(delay + 2_000, Happening::Says(id, MemberEvent::Exited));
+        self.after(delay + 2_000, Happening::Says(self.coordinators_lost, id, MemberEvent::Exited));
     }
 
     fn tell(&mut self, id: MemberId, message: ToMember) {
         if let Some(p) = self.processes.iter().position(|p| p.id == id) {
             let delay = 1_000 + self.random.below(1_000);
             let delay = self.in_order((false, id), delay);
-            self.after(delay, Happening::Told(p, id, message));
+            self.after(delay, Happening::Told(self.coordinators_lost, p, id, message));
         }
     }
 
     /// What must hold whenever a generation is formed.
     fn formed(&mut self, members: Vec<MemberId>, forms: Vec<Formation>) -> Checked {
         let generation = forms[0].generation;
+        // Only one that nobody who lives has begun may be formed again: its coordinator was lost while it told its ranks of it.
         if self.generations.contains_key(&generation) {
-            return Err(format!("generation {generation} is formed twice"));
+            let begun = |p: &usize| {
+                let process = &self.processes[*p];
+                let group = self.generations.get(&process.seat.generation());
+                let begun = |g: &Generation| g.arrived.contains(p) && g.arrived.len() == g.processes.len();
+                process.alive && process.seat.generation() >= generation && group.is_some_and(begun)
+            };
+            if let Some(p) = (0..self.processes.len()).find(begun) {
+                let id = self.processes[p].id;
+                return Err(format!("generation {generation} is formed, and member {id} has begun one"));
+            }
+            self.generations.retain(|number, _| *number < generation);
         }
         let of = |id: &MemberId| self.processes.iter().position(|p| p.id == *id);
         let processes: Vec<usize> = members.iter().filter_map(of).collect();
@@ -642,17 +773,24 @@ impl World {
                 writer.id
             ));
         }
-        if let Some((_, last)) = self.generations.last_key_value() {
+        // One that not all its ranks were told of before its coordinator was lost has never begun.
+        let began = |(_, group): &(&u64, &Generation)| {
+            group.arrived.len() == group.processes.len() || group.coordinator == self.coordinators_lost
+        };
+        if let Some((number, last)) = self.generations.iter().rev().find(began) {
             // Those that live and are out of reach might go on by themselves, if they were the larger part.
             let there = last.processes.iter().filter(|p| processes.contains(p)).count();
             let elsewhere = |p: &&usize| {
                 let process = &self.processes[**p];
-                process.alive && !processes.contains(p) && removed(&process)
+                // One that has entered as new has given it up.
+                let is_in = process.seat.generation() >= *number;
+                process.alive && is_in && !processes.contains(p) && removed(&process)
             };
             let elsewhere = last.processes.iter().filter(elsewhere).count();
             if elsewhere > there {
                 return Err(format!(
-                    "{there} ranks go on while {elsewhere} of the last generation are elsewhere"
+                    "{there} ranks go on while {elsewhere} of the last generation are elsewhere: {members:?}; {}",
+                    self.picture()
                 ));
             }
         }
@@ -669,10 +807,13 @@ impl World {
         }
         self.best = start;
         for (id, form) in members.iter().zip(forms) {
+            self.lost.remove(id);
             self.tell(*id, ToMember::Form(Box::new(form)));
         }
         let (arrived, parts) = (BTreeSet::new(), BTreeMap::new());
-        self.generations.insert(generation, Generation { processes, arrived, parts });
+        let coordinator = self.coordinators_lost;
+        self.generations
+            .insert(generation, Generation { coordinator, ranks: members, processes, arrived, parts });
         Ok(())
     }
 
@@ -704,7 +845,7 @@ fn seeds() -> u64 {
 
 #[test]
 fn no_schedule_breaks_an_invariant() {
-    let mut events = 0;
+    let (mut events, mut coordinators) = (0, 0);
     let began = Instant::now();
     for seed in 0..seeds() {
         let mut world = World::new(seed, None);
@@ -716,9 +857,14 @@ fn no_schedule_breaks_an_invariant() {
             );
         }
         events += world.n_events;
+        coordinators += world.coordinators_lost;
     }
-    assert!(events > 100 * seeds(), "{events} events");
-    println!("{} schedules of membership, {events} events, {:.1?}", seeds(), began.elapsed());
+    assert!(events > 100 * seeds() && coordinators > seeds() / 10, "{events} events, {coordinators} lost");
+    println!(
+        "{} schedules of membership, {events} events, {coordinators} lost coordinators, {:.1?}",
+        seeds(),
+        began.elapsed()
+    );
 }
 
 #[test]
@@ -730,6 +876,8 @@ fn deliberate_bugs_are_found() {
         CoordinatorBug::TakesFirstState,
         CoordinatorBug::EndlessPatience,
         CoordinatorBug::GoesOnWithAny,
+        CoordinatorBug::ForgetsTheRun,
+        CoordinatorBug::MixesGenerations,
     ];
     for bug in bugs {
         let found =
