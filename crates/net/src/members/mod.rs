@@ -30,7 +30,7 @@
 //! with the same samples.
 //!
 //! # Who may go on
-//! A change of membership needs half of the last generation, together with its coordinator. Ranks whose end their own host
+//! A change of membership needs half of the last generation, together with the coordinator that formed it, or more than half. Ranks whose end their own host
 //! reports, or whose connection it closed, do not count: only those that fell silent. Otherwise the coordinator waits: the missing ranks may be alive on the other side of a cut network.
 //!
 //! # Leaving
@@ -39,11 +39,17 @@
 //!
 //! # When a peer dies
 //! The coordinator learns of it from the host that ran it, from a closed connection, or from silence longer than patience, whichever
-//! comes first. It cancels the generation on all others, which also notice it in their own connections. The loss of
-//! the coordinator ends the run: its members save and stop.
+//! comes first. It cancels the generation on all others, which also notice it in their own connections.
+//!
+//! # When the coordinator dies
+//! Its children save and stop. Other members go on training, and knock at its address. One that is started there again knows nothing,
+//! and is told everything by whoever comes back: the last generation and its members, because a generation takes effect only when all
+//! its ranks were told of it. Who does not come back is silent, and lost after patience. If no coordinator comes within
+//! patience, they save and stop.
 //!
 //! # Layout
-//! - [`Coordinator`]: the decisions, a pure function of time, state and event. [`Seat`]: the member's side of the same.
+//! - [`Coordinator`]: the decisions, a pure function of time, state and event; `coordinator/forming.rs` chooses the members of a generation,
+//!   `coordinator/returning.rs` takes ranks back. [`Seat`]: the member's side of the same.
 //! - [`message`]: what the two tell each other. [`Office`]: the coordinator's sockets. [`Membership`]: the member's.
 //! - [`tally`]: what changes cost.
 

@@ -34,8 +34,9 @@ const REACH: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a run that is to stop waits for a generation in which all save and stop together.
 const STOPS_TOGETHER: Duration = Duration::from_secs(2);
-/// How many beats fit into patience.
+/// How many beats fit into patience, and how often there is one at least, so that `polyreme status` is not of long ago.
 const BEATS: u32 = 10;
+const BEAT_MAX: Duration = Duration::from_secs(1);
 /// How long the end of a run that is complete waits for the coordinator to hear of it, and for one that is being started again.
 const HEARD: Duration = Duration::from_secs(1);
 const HEARD_AGAIN: Duration = Duration::from_secs(10);
@@ -337,7 +338,7 @@ impl SessionThread {
             let now = Instant::now();
             if now >= due {
                 self.channel.send(&ToCoordinator::Beat { step: self.shared.step.load(Ordering::Relaxed) });
-                due = now + self.patience / BEATS;
+                due = now + (self.patience / BEATS).min(BEAT_MAX);
             }
             let mut lost = false;
             while !lost {

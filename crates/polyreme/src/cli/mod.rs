@@ -10,6 +10,7 @@ mod eval;
 mod inspect;
 mod launch;
 mod machines;
+mod member;
 mod mesh;
 mod plan;
 mod planned;
@@ -52,6 +53,11 @@ enum Command {
     Train(train::TrainArgs),
     /// Train on several hosts: one process per slot of each host, started over ssh.
     Launch(launch::LaunchArgs),
+    /// Coordinate an elastic run whose ranks all join it, and train nothing.
+    ///
+    /// Set POLYREME_SECRET here and for `polyreme join`. If this process is lost, the ranks go on; start it again at the same address
+    /// within `parallel.patience`.
+    Coordinator(elastic::CoordinatorArgs),
     /// Join an elastic run as a rank, from any machine.
     ///
     /// The run was started with `polyreme train --elastic --listen ADDR:PORT`. POLYREME_SECRET has to be the same for both. The data of
@@ -121,6 +127,7 @@ fn execute(command: &Command, app: &App, start: Instant) -> Result<(), Failure> 
     match command {
         Command::Train(args) => train::train(app, args),
         Command::Launch(args) => launch::launch(app, args),
+        Command::Coordinator(args) => elastic::coordinate(app, args),
         Command::Join(args) => elastic::join(app, args),
         Command::Status(args) => elastic::status(args),
         Command::Resume(args) => train::resume(app, args),

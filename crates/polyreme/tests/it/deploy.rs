@@ -65,7 +65,8 @@ impl Helps {
 
     /// Prose may follow the name; a word that looks like a command must be one.
     fn is_close(&self, word: &str) -> bool {
-        ["train", "resume", "launch", "bench", "doctor", "eval", "predict"].contains(&word)
+        ["train", "resume", "launch", "bench", "doctor", "eval", "predict", "coordinator", "join", "status"]
+            .contains(&word)
     }
 }
 
@@ -159,6 +160,35 @@ fn the_mpi_job_is_what_its_operator_wants() {
     assert_eq!(ranks, workers * spec["slotsPerWorker"].as_i64().unwrap());
 }
 
+/// A coordinator and ranks that find it by name; each is started again when it fails, and ends when the run does.
+#[test]
+fn the_elastic_jobs_find_each_other() {
+    let documents = documents("deploy/kubernetes/elastic.yaml");
+    let [secret, service, coordinator, ranks] = &documents[..] else { panic!("four documents") };
+    let name = |document: &Yaml| document["metadata"]["name"].as_str().unwrap().to_string();
+    let port = service["spec"]["ports"][0]["port"].as_i64().unwrap();
+    assert_eq!(service["spec"]["clusterIP"].as_str(), Some("None"));
+    let labels = &coordinator["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(service["spec"]["selector"], *labels);
+    let mut words = Vec::new();
+    for (job, n) in [(coordinator, 1), (ranks, 4)] {
+        assert_eq!((job["apiVersion"].as_str(), job["kind"].as_str()), (Some("batch/v1"), Some("Job")));
+        let spec = &job["spec"];
+        assert_eq!(spec["template"]["spec"]["restartPolicy"].as_str(), Some("OnFailure"));
+        assert_eq!(spec["parallelism"].as_i64().unwrap_or(1), n);
+        assert_eq!(spec["completions"].as_i64().unwrap_or(1), n);
+        let mut found = Vec::new();
+        containers(job, &mut found);
+        let command = found[0].1.join(" ");
+        assert_eq!(helps().check_text(&command, "elastic.yaml"), 1);
+        words.push(command);
+        let env = &spec["template"]["spec"]["containers"][0]["env"][0];
+        assert_eq!(env["valueFrom"]["secretKeyRef"]["name"], secret["metadata"]["name"]);
+    }
+    assert!(words[0].contains(&format!("--listen 0.0.0.0:{port}")), "{}", words[0]);
+    assert!(words[1].contains(&format!("join {}:{port}", name(service))), "{}", words[1]);
+}
+
 #[test]
 fn scripts_and_documents_name_what_there_is() {
     let mut helps = helps();
@@ -166,6 +196,7 @@ fn scripts_and_documents_name_what_there_is() {
         ("deploy/slurm/train.sbatch", 2),
         ("deploy/docker/Dockerfile", 0),
         ("docs/clusters.md", 12),
+        ("docs/elastic.md", 6),
         ("README.md", 1),
     ] {
         let text = fs::read_to_string(root().join(file)).unwrap();

@@ -27,6 +27,7 @@ use super::super::lifeline::LauncherMessage;
 use super::super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
 use super::MEMBER;
 use super::chaos::{Chaos, ChaosSpec, Fault};
+use super::status::status;
 use crate::{output, process};
 
 /// How often children and signals are looked at.
@@ -188,7 +189,7 @@ impl Launcher {
                     }
                 }
                 OfficeOrder::Asked { asker } => {
-                    let text = self.status().to_string();
+                    let text = status(&self.office).to_string();
                     self.office.answer(asker, text);
                 }
                 OfficeOrder::Decided(decision) => self.note(&decision.action, &decision.why),
@@ -225,6 +226,7 @@ impl Launcher {
             | MemberAction::Cancel { .. }
             | MemberAction::Change { .. }
             | MemberAction::Remove { .. }
+            | MemberAction::Dismiss { .. }
             | MemberAction::Release { .. }
             | MemberAction::Trains => {}
         }
@@ -316,26 +318,6 @@ impl Launcher {
             }
         }
         Ok(())
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let coordinator = self.office.coordinator();
-        let (generation, ranks) = coordinator.generation();
-        let row = |row: polyreme_net::members::MemberRow| json!({"member": row.id, "rank": row.rank, "host": row.host, "pid": row.pid, "step": row.step});
-        let tally = coordinator.tally.summary();
-        let ms = |us: u64| us as f64 / 1e3;
-        json!({
-            "generation": generation,
-            "ranks": ranks.len(),
-            "trains": coordinator.trains(),
-            "members": self.office.rows().into_iter().map(row).collect::<Vec<_>>(),
-            "ranks_lost": tally.ranks_lost,
-            "ranks_joined": tally.ranks_joined,
-            "steps_redone": tally.steps_redone,
-            "stall_ms_p50": ms(tally.stall_us_p50),
-            "stall_ms_p99": ms(tally.stall_us_p99),
-            "stall_ms_max": ms(tally.stall_us_max),
-        })
     }
 
     fn tell_all(&mut self, message: &LauncherMessage) {

@@ -6,11 +6,14 @@
 //!
 //! # Layout
 //! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed.
+//! - [`coordinator`]: the coordinator as a process of its own. `status`: how things stand.
 //! - [`group`]: from a generation that a rank is told to form to a group that can talk.
 
 pub mod chaos;
+pub mod coordinator;
 pub mod group;
 pub mod launcher;
+mod status;
 
 /// Set in the children of an elastic launcher: which one it is.
 pub const MEMBER: &str = "POLYREME_MEMBER";

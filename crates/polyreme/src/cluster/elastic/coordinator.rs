@@ -1,0 +1,94 @@
+//! `polyreme coordinator`: decides who the ranks of an elastic run are, and runs none of them.
+//!
+//! It keeps nothing on disk. If it is killed, its ranks go on training and look for it for as long as `parallel.patience` says; one
+//! that is started again at the same address learns from them where the run stands, and goes on. So whatever restarts processes
+//! (Kubernetes, systemd, a loop in a shell) is all that it needs to survive.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use polyreme_net::members::{Decision, MemberAction, Office, OfficeOptions, OfficeOrder};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::status::status;
+use crate::output;
+
+/// How long a new coordinator waits for ranks of a run that trains before it begins one: they knock every tenth of a second.
+pub const HOLD_OFF: Duration = Duration::from_secs(2);
+/// How often signals are looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long it stays when the run is over, for ranks that have not heard of it.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// The number of its first member: one that no coordinator before it has come to.
+pub fn first_number() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_millis() as u64)
+}
+
+/// Coordinates until the run is over; whether it is. It is not if this process was interrupted.
+pub fn run(office: OfficeOptions, patience: Duration, json: bool) -> io::Result<bool> {
+    let interrupt = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupt.clone())?;
+    }
+    let mut office = Office::open(office)?;
+    if !json {
+        output::err().line(&format!("ranks can join: polyreme join {} JOB.toml", office.addr()?));
+    }
+    let mut over: Option<Instant> = None;
+    while over.is_none_or(|over| over.elapsed() < LAST_WORDS) {
+        for order in office.turn(Instant::now() + GLANCE)? {
+            match order {
+                OfficeOrder::Asked { asker } => {
+                    let text = status(&office).to_string();
+                    office.answer(asker, text);
+                }
+                OfficeOrder::Decided(decision) => {
+                    if matches!(decision.action, MemberAction::End { .. }) {
+                        over.get_or_insert_with(Instant::now);
+                    }
+                    tell(&office, &decision, json);
+                }
+                // It has no children.
+                OfficeOrder::Kill { .. } => {}
+            }
+        }
+        if interrupt.load(Ordering::Relaxed) && over.is_none() {
+            let text = format!(
+                "the ranks go on; without a coordinator at this address they save and stop in {} seconds",
+                patience.as_secs()
+            );
+            output::err().line(&text);
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One line for each change.
+fn tell(office: &Office, Decision { action, why }: &Decision, json: bool) {
+    let what = match action {
+        MemberAction::Form { .. } => "forming",
+        MemberAction::Trains => "training",
+        MemberAction::Wait => "waiting",
+        MemberAction::End { .. } => "over",
+        MemberAction::Cancel { .. }
+        | MemberAction::Change { .. }
+        | MemberAction::Remove { .. }
+        | MemberAction::Dismiss { .. }
+        | MemberAction::Release { .. } => return,
+    };
+    let (generation, ranks) = office.coordinator().generation();
+    let ranks = ranks.len();
+    match json {
+        true => {
+            let why = why.to_string();
+            let line = json!({"event": what, "generation": generation, "ranks": ranks, "why": why});
+            output::out().line(&line.to_string());
+        }
+        false => output::err().line(&format!("{what}: generation {generation}, {ranks} ranks; {why}")),
+    }
+}

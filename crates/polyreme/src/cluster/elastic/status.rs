@@ -1,0 +1,26 @@
+//! What `polyreme status` is told.
+
+use polyreme_net::members::{MemberRow, Office};
+use serde_json::{Value, json};
+
+/// How things stand, for programs.
+pub(super) fn status(office: &Office) -> Value {
+    let coordinator = office.coordinator();
+    let (generation, ranks) = coordinator.generation();
+    let row = |MemberRow { id, rank, host, pid, step }: MemberRow| json!({"member": id, "rank": rank, "host": host, "pid": pid, "step": step});
+    let tally = coordinator.tally.summary();
+    let ms = |us: u64| us as f64 / 1e3;
+    json!({
+        "generation": generation,
+        "ranks": ranks.len(),
+        "trains": coordinator.trains(),
+        "waits_for": coordinator.waits().map(ToString::to_string),
+        "members": office.rows().into_iter().map(row).collect::<Vec<_>>(),
+        "ranks_lost": tally.ranks_lost,
+        "ranks_joined": tally.ranks_joined,
+        "steps_redone": tally.steps_redone,
+        "stall_ms_p50": ms(tally.stall_us_p50),
+        "stall_ms_p99": ms(tally.stall_us_p99),
+        "stall_ms_max": ms(tally.stall_us_max),
+    })
+}
