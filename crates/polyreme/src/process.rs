@@ -43,7 +43,7 @@ pub fn bytes_of_a_planned_process() -> usize {
     let (usual, most) = PLAIN_PROCESS_BYTES;
     match bytes_before_training() {
         bytes if bytes <= most => usual,
-        // Somebody's own program, with data of its own.
+        // A program that uses this crate, with data of its own.
         bytes => bytes,
     }
 }

@@ -76,8 +76,7 @@ pub struct Timings {
 
 impl Timings {
     /// Nothing was noted yet. Room for all that a look covers: steps reserve no memory.
-    #[allow(clippy::new_without_default, reason = "an empty one would have no room")]
-    pub fn new() -> Timings {
+    pub fn with_room() -> Timings {
         Timings { steps: Vec::with_capacity(EVERY_STEPS as usize) }
     }
 

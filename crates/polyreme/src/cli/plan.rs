@@ -91,7 +91,7 @@ pub(super) fn plan(app: &App, args: &PlanArgs) -> CommandResult {
     if let Some(changes) = changes {
         return what_if(&mut asked, &known, &changes, args);
     }
-    let line = SearchLine::new();
+    let line = SearchLine::begin();
     let watch = |progress| line.show(progress);
     let answer = asked.with(|question| {
         let mut planner = Planner::new(question).watched(&watch);
@@ -318,7 +318,7 @@ struct Changed {
 /// How step time and cost move with each change, and with all of them.
 fn what_if(asked: &mut AskedJob, known: &KnownCluster, changes: &[Change], args: &PlanArgs) -> CommandResult {
     let usual = asked.batch();
-    let line = SearchLine::new();
+    let line = SearchLine::begin();
     let watch = |progress| line.show(progress);
     let first = asked.with(|question| {
         let mut planner = Planner::new(question).watched(&watch);

@@ -181,7 +181,7 @@ fn search(
     // Ranks stay where they are.
     fixed.ranks_per_host = seats.ranks.filter(|_| seats.hosts > 1).map(|ranks| ranks / seats.hosts);
     let before = process::bytes_before_training();
-    let line = SearchLine::new();
+    let line = SearchLine::begin();
     let watch = |progress| line.show(progress);
     let search = |question: &Question| {
         Planner::new(question).watched(&watch).search(&known.cluster, SearchEffort::USUAL)

@@ -95,7 +95,7 @@ impl TimelineArgs {
         if !job.parallel.open.any() {
             asked.fix_defaults();
         }
-        let line = SearchLine::new();
+        let line = SearchLine::begin();
         let watch = |progress| line.show(progress);
         let plan = asked.with(|question| {
             let mut planner = Planner::new(question).watched(&watch);

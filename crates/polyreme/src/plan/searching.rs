@@ -18,8 +18,7 @@ pub struct SearchLine {
 
 impl SearchLine {
     /// None yet.
-    #[allow(clippy::new_without_default, reason = "it depends on the time")]
-    pub fn new() -> SearchLine {
+    pub fn begin() -> SearchLine {
         SearchLine { shown: Cell::new(Instant::now()), is_there: Cell::new(false) }
     }
 

@@ -64,7 +64,7 @@ impl Simulation {
     fn run(&self, ranks: usize, speed: impl Fn(u64) -> Vec<f64>) -> BalanceOutcome {
         let mut random = BalanceRandom(self.seed);
         let mut balancer = Balancer::new(counts(self.units, &vec![1.0; ranks]), "samples");
-        let (mut timings, mut drift) = (vec![Timings::new(); ranks], vec![0.0; ranks]);
+        let (mut timings, mut drift) = (vec![Timings::with_room(); ranks], vec![0.0; ranks]);
         let equal = balancer.counts().to_vec();
         let (mut changes, mut seconds) = (Vec::new(), [0.0; 2]);
         for step in 1..=self.steps {
@@ -181,7 +181,7 @@ fn a_change_of_speed_in_the_middle_is_followed() {
 fn a_rank_that_is_held_to_a_quarter_of_its_core_stays_near_its_best_and_gets_its_share_back() {
     let (unit_s, units, lifted) = (2e-3, 128usize, 400u64);
     let mut balancer = Balancer::new(vec![64, 64], "samples");
-    let (mut timings, mut since) = (vec![Timings::new(); 2], (0u64, 0.0));
+    let (mut timings, mut since) = (vec![Timings::with_room(); 2], (0u64, 0.0));
     let (mut seconds, mut first, mut back) = ([0.0; 2], None, None);
     let mut random = BalanceRandom(5);
     let mut lines = Vec::new();
@@ -301,7 +301,7 @@ fn a_change_that_did_not_win_makes_the_next_one_wait() {
 
 #[test]
 fn a_hiccup_does_not_show() {
-    let mut timings = Timings::new();
+    let mut timings = Timings::with_room();
     for step in 0..EVERY_STEPS {
         timings.note(1, if step % 5 == 2 { 7.0 } else { 1.0 });
     }

@@ -244,7 +244,7 @@ impl Pulse {
             Balance::Hosts => Balancer::unasked(counts, unit),
             Balance::Auto | Balance::Equal | Balance::Given(_) => Balancer::new(counts, unit),
         });
-        let (timings, looked) = (Timings::new(), Instant::now());
+        let (timings, looked) = (Timings::with_room(), Instant::now());
         Some(Pulse { timings, n_steps: 0, looked, cost_s: 0.0, balances, balancer, slow })
     }
 

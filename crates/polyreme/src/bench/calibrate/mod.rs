@@ -60,7 +60,7 @@ pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error +
         variants.push(Variant { threads: cores, ranks: 1 });
         variants.push(Variant { threads: 1, ranks: cores });
     }
-    // Somebody else may use the machine for some seconds: what is measured again later is not hit by it twice.
+    // Another program may use the machine for some seconds: what is measured again later is not hit by it twice.
     let mut found = vec![Found::new(); variants.len()];
     for _ in 0..rounds {
         for (variant, found) in variants.iter().zip(&mut found) {

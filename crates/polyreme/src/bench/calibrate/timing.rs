@@ -62,7 +62,7 @@ pub(super) fn measure(
     })
 }
 
-/// Two times of one shape that are further apart than this: somebody else used the machine during the longer one.
+/// Two times of one shape that are further apart than this: another program used the machine during the longer one.
 const APART: f64 = 1.2;
 
 /// Adds what was measured once more: the mean of both times of a shape, or the shorter one if they are far apart.
