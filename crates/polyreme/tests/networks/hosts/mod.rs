@@ -71,6 +71,14 @@ impl Hosts {
             .expect("a link that was made here has a counter")
     }
 
+    /// Pulls a host's cable, or puts it in again; of hosts on a bridge.
+    #[allow(dead_code, reason = "one of the two test binaries with hosts cuts links")]
+    pub(crate) fn set_cable(&self, host: usize, there: bool) {
+        let switch = self.switch.as_ref().expect("hosts on a bridge have a switch");
+        let state = if there { "up" } else { "down" };
+        within(switch, &["ip", "link", "set", &format!("port{host}"), state]);
+    }
+
     fn join_by_bridge(&mut self, base: &str, rate: u32) {
         let switch = format!("{base}sw");
         ip(&["netns", "add", &switch]);
