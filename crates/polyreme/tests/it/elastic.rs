@@ -166,6 +166,9 @@ fn a_run_under_chaos_ends_with_the_weights_of_one_without() {
     assert!(summary["ranks_lost"].as_u64().unwrap() >= 1, "{summary}");
     assert!(summary["ranks_joined"].as_u64().unwrap() >= 1, "{summary}");
     assert!(summary["stall_ms_max"].as_f64() >= summary["stall_ms_p50"].as_f64(), "{summary}");
+    let report = fs::read_to_string(folder.path().join("run/report.html")).unwrap();
+    let (ranks, loss) = (report.find("<h2>Ranks</h2>"), report.find("<h2>Loss</h2>"));
+    assert!(ranks.is_some() && ranks < loss, "the strip stands above the loss");
     equals_an_undisturbed_run(folder.path(), &summary);
     println!("{summary}");
 }

@@ -199,6 +199,11 @@ impl Run {
         }
         self.tell_changes(observer);
         observer.event(Event::Membership { generation: number, ranks: self.prepared.ranks(), step, why });
+        let (seconds, epoch) = (self.progress.seconds, self.prepared.pace.epoch(step));
+        let standing = [("ranks".into(), self.prepared.ranks() as f64), ("generation".into(), number as f64)];
+        if let Some(files) = &mut self.files {
+            files.record(step, epoch, seconds, &standing, observer);
+        }
         let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         if !self.ended && step > 0 {
             let wishes = Wishes { stop: false, save: false, look: false, change: false };

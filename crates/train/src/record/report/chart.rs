@@ -37,6 +37,8 @@ pub(super) enum Size {
     Large,
     /// As wide as the page, and low.
     Low,
+    /// As wide as the page, above another chart.
+    Strip,
     /// Half as wide.
     Half,
 }
@@ -47,6 +49,7 @@ impl Size {
         match self {
             Size::Large => (1040.0, 340.0),
             Size::Low => (1040.0, 200.0),
+            Size::Strip => (1040.0, 110.0),
             Size::Half => (510.0, 250.0),
         }
     }
@@ -163,7 +166,12 @@ impl Chart<'_> {
             "<svg class=\"{class}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{label} over steps\" \
              data-left=\"{LEFT}\" data-right=\"{right}\" data-top=\"{TOP}\" data-bottom=\"{bottom}\">\n"
         );
-        let (ticks, gap) = y.ticks(if self.size == Size::Large { 6 } else { 4 });
+        let n_ticks = match self.size {
+            Size::Large => 6,
+            Size::Low | Size::Half => 4,
+            Size::Strip => 2,
+        };
+        let (ticks, gap) = y.ticks(n_ticks);
         for &tick in &ticks {
             let at = y.place(tick);
             let text = self.unit.text(tick, if gap > 0.0 { gap } else { tick });

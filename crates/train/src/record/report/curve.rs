@@ -24,6 +24,19 @@ impl Curve {
         Curve { name: name.into(), points, left_out }
     }
 
+    /// The same as stairs: each value holds until the next, and the last to the end.
+    pub(super) fn stairs(self, end: f64) -> Curve {
+        let mut points: Vec<(f64, f64)> = Vec::with_capacity(2 * self.points.len() + 1);
+        for (step, value) in self.points {
+            if let Some(&(_, before)) = points.last() {
+                points.push((step, before));
+            }
+            points.push((step, value));
+        }
+        points.extend(points.last().map(|&(_, value)| (end, value)));
+        Curve { points, ..self }
+    }
+
     /// The same as a running mean, weighted so that the last fiftieth of a run counts most; unbiased at its start.
     /// `None` for so few points that one sees them all.
     pub(super) fn smoothed(&self) -> Option<Curve> {
@@ -97,6 +110,13 @@ mod tests {
             assert!(n == 0 || thin.points.iter().any(|point| point.1 == 99.0), "{n}");
             assert!(thin.points.is_sorted_by(|a, b| a.0 < b.0), "{n}");
         }
+    }
+
+    #[test]
+    fn stairs_hold_each_value_until_the_next() {
+        let stairs = Curve::new("c", &Column { steps: vec![0, 5], values: vec![4.0, 3.0] }).stairs(9.0);
+        assert_eq!(stairs.points, [(0.0, 4.0), (5.0, 4.0), (5.0, 3.0), (9.0, 3.0)]);
+        assert_eq!(curve([].into_iter()).stairs(9.0).points, []);
     }
 
     #[test]

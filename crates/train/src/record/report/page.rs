@@ -80,12 +80,13 @@ fn tiles(summary: &Summary) -> String {
 
 /// The charts that the metrics make: one a kind, train, validation and test together.
 fn charts(history: &History) -> Vec<Chart<'_>> {
+    let steps = steps(history);
     let mut kinds: Vec<(&str, Vec<Curve>)> =
-        ["loss", "accuracy", "perplexity", "r2", "mae", "f1", "lr", "samples_per_s"]
+        ["ranks", "loss", "accuracy", "perplexity", "r2", "mae", "f1", "lr", "samples_per_s"]
             .map(|kind| (kind, Vec::new()))
             .into();
     for (name, column) in history.columns() {
-        if matches!(name, "epoch" | "seconds") {
+        if matches!(name, "epoch" | "seconds" | "generation") {
             continue;
         }
         let (part, kind) = match name.split_once('_') {
@@ -94,15 +95,18 @@ fn charts(history: &History) -> Vec<Chart<'_>> {
         };
         let (part, kind) =
             if kind == "top5" { (format!("{part} top 5"), "accuracy") } else { (part.into(), kind) };
-        let curve = Curve::new(&part, column);
+        let mut curve = Curve::new(&part, column);
+        if kind == "ranks" {
+            curve = curve.stairs(steps.1);
+        }
         match kinds.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, curves)) => curves.push(curve),
             None => kinds.push((kind, vec![curve])),
         }
     }
     kinds.retain(|(_, curves)| !curves.is_empty());
-    let steps = steps(history);
-    let n_half = kinds.iter().filter(|(kind, _)| *kind != "loss").count();
+    let is_half = |kind: &str| !matches!(kind, "ranks" | "loss");
+    let n_half = kinds.iter().filter(|(kind, _)| is_half(kind)).count();
     let mut half = 0;
     kinds
         .into_iter()
@@ -110,8 +114,9 @@ fn charts(history: &History) -> Vec<Chart<'_>> {
             curves.sort_by_key(|curve| {
                 ["train", "val", "test"].iter().position(|part| curve.name == *part).unwrap_or(3)
             });
-            half += usize::from(kind != "loss");
+            half += usize::from(is_half(kind));
             let size = match kind {
+                "ranks" => Size::Strip,
                 "loss" => Size::Large,
                 // The last one takes the whole row if it would stand alone in it.
                 _ if half == n_half && n_half % 2 == 1 => Size::Low,
@@ -119,6 +124,7 @@ fn charts(history: &History) -> Vec<Chart<'_>> {
             };
             Chart {
                 title: match kind {
+                    "ranks" => "Ranks",
                     "loss" => "Loss",
                     "accuracy" => "Accuracy",
                     "perplexity" => "Perplexity",
@@ -134,7 +140,7 @@ fn charts(history: &History) -> Vec<Chart<'_>> {
                     "samples_per_s" => Unit::Short,
                     _ => Unit::Plain,
                 },
-                from_zero: matches!(kind, "lr" | "samples_per_s"),
+                from_zero: matches!(kind, "ranks" | "lr" | "samples_per_s"),
                 smooth: matches!(kind, "loss" | "samples_per_s"),
                 log: matches!(kind, "loss" | "perplexity"),
                 steps,
