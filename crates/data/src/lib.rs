@@ -6,7 +6,7 @@
 //! # Layout
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
 //! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`arrays`] (safetensors),
-//!   [`text`] with [`bpe`], its tokenizers; all over [`map`], mapped files.
+//!   [`text`] with [`bpe`], its tokenizers, [`text_tokens`], those of texts with labels; all over [`map`], mapped files.
 //! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set. [`by_length`]: texts,
 //!   the shortest first.
 //! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
@@ -44,6 +44,7 @@ pub mod stats;
 pub mod synthetic;
 pub mod table;
 pub mod text;
+pub mod text_tokens;
 pub mod transform;
 
 pub use augment::Augment;
@@ -62,4 +63,5 @@ pub use split::{Subset, split};
 pub use stats::{Stats, balanced_weights};
 pub use synthetic::Synthetic;
 pub use text::Text;
+pub use text_tokens::TextTokenizer;
 pub use transform::Transform;

@@ -2,7 +2,7 @@
 //! `tokenizer.json` that Hugging Face's libraries write.
 //!
 //! Encoding gives the ids that `tokenizers` gives with `add_special_tokens=False`: no start or end tokens are put around a
-//! text, since a corpus is one long text. Decoding gives the bytes back, special tokens included. Training a tokenizer is
+//! text, since a corpus is one long text; texts with labels have [`crate::text_tokens`]. Decoding gives the bytes back, special tokens included. Training a tokenizer is
 //! not done here.
 
 mod added;
@@ -35,6 +35,19 @@ pub struct Tokenizer {
     bpe: Option<Box<Bpe>>,
 }
 
+/// The content of a `tokenizer.json`.
+pub(crate) fn read_json(path: &Path) -> Result<Vec<u8>, DataError> {
+    let mut json = Vec::new();
+    let file = File::open(path).map_err(|err| DataError::io(path, err))?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut json).map_err(|err| DataError::io(path, err))?;
+    if json.len() as u64 > FILE_BYTES_MAX {
+        let why =
+            format!("longer than {FILE_BYTES_MAX} bytes, the limit for a tokenizer.json; check the path");
+        return Err(DataError::corrupt(path, FILE_BYTES_MAX, why));
+    }
+    Ok(json)
+}
+
 /// A byte-level BPE tokenizer.
 #[derive(Clone, Debug)]
 struct Bpe {
@@ -56,14 +69,7 @@ struct Bpe {
 impl Tokenizer {
     /// Reads a `tokenizer.json`. An unsupported feature is an error that names it.
     pub fn from_file(path: &Path) -> Result<Tokenizer, DataError> {
-        let mut json = Vec::new();
-        let file = File::open(path).map_err(|err| DataError::io(path, err))?;
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut json).map_err(|err| DataError::io(path, err))?;
-        if json.len() as u64 > FILE_BYTES_MAX {
-            let why =
-                format!("longer than {FILE_BYTES_MAX} bytes, the limit for a tokenizer.json; check the path");
-            return Err(DataError::corrupt(path, FILE_BYTES_MAX, why));
-        }
+        let json = read_json(path)?;
         Ok(Tokenizer { bpe: Some(Box::new(file::read(&json, path)?)) })
     }
 
