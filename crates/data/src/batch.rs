@@ -5,7 +5,7 @@ use polyreme_kernels::tally::Tally;
 use crate::dataset::{Dataset, Values};
 use crate::error::DataError;
 use crate::order::Order;
-use crate::spec::{Features, Spec};
+use crate::spec::{Features, Spec, Target};
 
 /// A range of positions of an epoch, which make one batch.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -36,6 +36,16 @@ pub fn time_of(set: &dyn Dataset, order: Order, start: usize, len: usize) -> Opt
     }
     let tokens = order.walk(start).take(len).map(|idx| set.tokens(idx).unwrap_or(usize::MAX));
     Some(set.spec().features.time_for(tokens.max().unwrap_or(0)))
+}
+
+/// How many labels of the samples at these positions count. It depends on the positions alone, as [`time_of`] does.
+pub fn counted_of(set: &dyn Dataset, order: Order, start: usize, len: usize) -> usize {
+    match set.spec().target {
+        Target::Tags { .. } => order.walk(start).take(len).map(|idx| set.n_counted(idx).unwrap_or(0)).sum(),
+        Target::Class { .. } | Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => {
+            len * set.spec().n_labels()
+        }
+    }
 }
 
 /// An epoch cut into batches; the last may be short. A `batch` of 0 counts as 1.
@@ -122,8 +132,10 @@ impl Batch {
     pub(crate) fn resize(&mut self, spec: &Spec, n: usize, time: Option<usize>) {
         self.n = n;
         self.tally = Tally::default();
-        self.labels.resize(n * spec.n_labels());
-        self.x.resize(n * time.unwrap_or(spec.features.numel()));
+        let time = time.unwrap_or(spec.features.numel());
+        self.labels
+            .resize(n * if matches!(spec.target, Target::Tags { .. }) { time } else { spec.n_labels() });
+        self.x.resize(n * time);
     }
 
     /// The slices of sample `i` of `n`.
@@ -182,7 +194,6 @@ fn part<T>(all: &mut [T], i: usize, n: usize) -> &mut [T] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Target;
 
     #[test]
     fn spans_cover_an_epoch_and_end_short() {

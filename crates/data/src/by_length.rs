@@ -72,6 +72,10 @@ impl Dataset for ByLength {
     fn tokens(&self, idx: usize) -> Option<usize> {
         self.set.tokens(self.places[idx] as usize)
     }
+
+    fn n_counted(&self, idx: usize) -> Option<usize> {
+        self.set.n_counted(self.places[idx] as usize)
+    }
 }
 
 #[cfg(test)]
@@ -80,7 +84,7 @@ mod tests {
     use crate::batch::time_of;
     use crate::order::{Mode, Order};
     use crate::table::{Table, TableOptions, TextColumns, choose_times};
-    use crate::{Span, Tokenizer};
+    use crate::{Span, TextTokenizer};
 
     /// Texts of very different lengths.
     fn texts(n: usize) -> Arc<dyn Dataset> {
@@ -95,8 +99,8 @@ mod tests {
         };
         std::fs::write(&path, "body,kind\n".to_string() + &(0..n).map(row).collect::<String>()).unwrap();
         let columns = vec!["body".to_string()];
-        let tokenizer = Arc::new(Tokenizer::bytes());
-        let texts = Some(TextColumns { columns, tokenizer, length: 64, times: Vec::new() });
+        let tokenizer = Arc::new(TextTokenizer::bytes());
+        let texts = Some(TextColumns { columns, tokenizer, length: 64, times: Vec::new(), tagged: false });
         let table = Table::open(&path, &TableOptions { texts, ..TableOptions::default() }).unwrap();
         let times = choose_times(table.lengths(), 3);
         assert_eq!(times.len(), 3, "{times:?}");

@@ -44,7 +44,7 @@ pub(crate) fn read_all(set: &dyn Dataset) -> Result<(), DataError> {
                 let labels = matches!(set.spec().target, crate::Target::Labels { .. });
                 assert!(!labels || values.iter().all(|&v| v == 0.0 || v == 1.0), "{values:?}");
             }
-            crate::Label::NextId => panic!("a class or numbers are expected"),
+            crate::Label::NextId | crate::Label::Tags(_) => panic!("a class or numbers are expected"),
         }
     }
     Ok(())

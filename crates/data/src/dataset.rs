@@ -24,6 +24,12 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// How many labels of sample `idx` count, where samples have different numbers of them; `None` where all have
+    /// [`Spec::n_labels`].
+    fn n_counted(&self, _idx: usize) -> Option<usize> {
+        None
+    }
+
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
     /// reads as zeros. Called after samples were read. A set that wraps others may keep this default: all maps of the
     /// process are then checked.
@@ -84,6 +90,8 @@ pub enum Label<'a> {
     NextId,
     /// Numbers, or a 0 or 1 for each label.
     Values(&'a [f32]),
+    /// A class for each token, or [`crate::spec::IGNORED`].
+    Tags(&'a [i32]),
 }
 
 impl Values<'_> {
@@ -107,7 +115,7 @@ impl<'a> Label<'a> {
     pub fn values(&self) -> Option<&'a [f32]> {
         match self {
             Label::Values(values) => Some(values),
-            Label::Class(_) | Label::NextId => None,
+            Label::Class(_) | Label::NextId | Label::Tags(_) => None,
         }
     }
 }

@@ -79,12 +79,18 @@ impl Dataset for Joined {
         let (part, idx) = self.find(idx);
         part.tokens(idx)
     }
+
+    fn n_counted(&self, idx: usize) -> Option<usize> {
+        let (part, idx) = self.find(idx);
+        part.n_counted(idx)
+    }
 }
 
 /// What a model is to say of samples, in words.
 fn said(spec: &Spec) -> String {
     match spec.target {
         Target::Class { classes, .. } => format!("in {classes} classes"),
+        Target::Tags { classes, .. } => format!("with one of {classes} tags for each word"),
         Target::NextId => "with the next id".into(),
         Target::Numbers { n, .. } => format!("with {n} numbers to predict"),
         Target::Labels { n, .. } => format!("with {n} labels"),

@@ -48,7 +48,7 @@ pub mod text_tokens;
 pub mod transform;
 
 pub use augment::Augment;
-pub use batch::{Batch, BatchValues, Span, spans, time_of};
+pub use batch::{Batch, BatchValues, Span, counted_of, spans, time_of};
 pub use bpe::Tokenizer;
 pub use dataset::{Dataset, Fetched, Label, Scratch, Values};
 pub use error::DataError;

@@ -52,7 +52,9 @@ impl InMemory {
         targets: Vec<f32>,
     ) -> Result<InMemory, DataError> {
         let each = match spec.target {
-            Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => spec.features.numel(),
+            Target::Class { .. } | Target::Tags { .. } | Target::Numbers { .. } | Target::Labels { .. } => {
+                spec.features.numel()
+            }
             Target::NextId => spec.features.numel().saturating_add(1),
         };
         if each == 0 {
@@ -76,6 +78,9 @@ impl InMemory {
                         labels[at]
                     ));
                 }
+            }
+            Target::Tags { .. } => {
+                return wrong("tags of words are read from tables; give a class to each sample".into());
             }
             Target::NextId if !spec.features.is_ids() => {
                 return wrong("only ids have a next id; use classes for images and rows".into());
@@ -142,6 +147,7 @@ impl Dataset for InMemory {
         let n = self.spec.n_labels();
         let label = match self.spec.target {
             Target::Class { .. } => Label::Class(self.labels[idx]),
+            Target::Tags { .. } => unreachable!("refused when the set is made"),
             Target::NextId => Label::NextId,
             Target::Numbers { .. } | Target::Labels { .. } => Label::Values(&self.targets[idx * n..][..n]),
         };

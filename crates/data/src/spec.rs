@@ -1,5 +1,8 @@
 //! What one sample of a set is: its features and its target.
 
+/// The label of a row that does not count: a token without a tag, or what fills up a batch.
+pub const IGNORED: i32 = -1;
+
 /// The shape of every sample of a set, and its target.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
@@ -71,6 +74,13 @@ pub enum Target {
         /// How many classes there are.
         classes: usize,
         /// Their names, if the set has names; as many as classes.
+        names: Vec<String>,
+    },
+    /// One of some classes for each word of a text; its label is at its first token, and other tokens have [`IGNORED`].
+    Tags {
+        /// How many tags there are.
+        classes: usize,
+        /// Their names, if the set has names; as many as tags.
         names: Vec<String>,
     },
     /// The next id at each position.
@@ -170,7 +180,7 @@ impl Target {
     /// As what labels were read that gave this; `None` for the next id, which is not read.
     pub fn kind(&self) -> Option<LabelKind> {
         match self {
-            Target::Class { .. } => Some(LabelKind::Classes),
+            Target::Class { .. } | Target::Tags { .. } => Some(LabelKind::Classes),
             Target::NextId => None,
             Target::Numbers { .. } => Some(LabelKind::Numbers),
             Target::Labels { .. } => Some(LabelKind::Labels),
@@ -184,11 +194,11 @@ impl Target {
 }
 
 impl Spec {
-    /// Labels of one sample: one class, one id per position, or as many numbers as the target has.
+    /// Labels of one sample: one class, one tag or id per position, or as many numbers as the target has.
     pub fn n_labels(&self) -> usize {
         match self.target {
             Target::Class { .. } => 1,
-            Target::NextId => self.features.numel(),
+            Target::NextId | Target::Tags { .. } => self.features.numel(),
             Target::Numbers { n, .. } | Target::Labels { n, .. } => n,
         }
     }
@@ -196,7 +206,7 @@ impl Spec {
     /// Rows of a model's output for one sample: one, or one per position.
     pub fn n_rows(&self) -> usize {
         match self.target {
-            Target::NextId => self.features.numel(),
+            Target::NextId | Target::Tags { .. } => self.features.numel(),
             Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => 1,
         }
     }
@@ -204,7 +214,7 @@ impl Spec {
     /// The width of a row of a model's output: a logit for each class, id or label, or the numbers.
     pub fn outputs(&self) -> usize {
         match self.target {
-            Target::Class { .. } | Target::NextId => self.classes(),
+            Target::Class { .. } | Target::Tags { .. } | Target::NextId => self.classes(),
             Target::Numbers { n, .. } | Target::Labels { n, .. } => n,
         }
     }
@@ -212,7 +222,7 @@ impl Spec {
     /// How many classes, or ids, a label is one of; 0 where labels are not one of some.
     pub fn classes(&self) -> usize {
         match (&self.target, &self.features) {
-            (Target::Class { classes, .. }, _) => *classes,
+            (Target::Class { classes, .. } | Target::Tags { classes, .. }, _) => *classes,
             (Target::NextId, Features::Ids { vocab, .. }) => *vocab,
             (Target::NextId, _) => unreachable!("only ids have a next id"),
             (Target::Numbers { .. } | Target::Labels { .. }, _) => 0,

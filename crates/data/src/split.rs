@@ -61,11 +61,13 @@ pub fn split(set: Arc<dyn Dataset>, validation: f64, seed: u64) -> Result<Parts,
             let first = n - n_validation;
             (Subset::range(Arc::clone(&set), 0, first)?, Subset::range(set, first, n_validation)?)
         }
-        Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } if n_validation <= n / 2 => {
+        Target::Class { .. } | Target::Tags { .. } | Target::Numbers { .. } | Target::Labels { .. }
+            if n_validation <= n / 2 =>
+        {
             let (picked, rest) = Subset::stripes(set, n_validation, seed);
             (rest, picked)
         }
-        Target::Class { .. } | Target::Numbers { .. } | Target::Labels { .. } => {
+        Target::Class { .. } | Target::Tags { .. } | Target::Numbers { .. } | Target::Labels { .. } => {
             Subset::stripes(set, n - n_validation, seed)
         }
     };
@@ -140,6 +142,10 @@ impl Dataset for Subset {
 
     fn tokens(&self, idx: usize) -> Option<usize> {
         self.set.tokens(self.place(idx))
+    }
+
+    fn n_counted(&self, idx: usize) -> Option<usize> {
+        self.set.n_counted(self.place(idx))
     }
 }
 

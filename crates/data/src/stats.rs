@@ -124,7 +124,7 @@ pub fn balanced_weights(set: &dyn Dataset) -> Result<Vec<f32>, DataError> {
     if let Some(class) = counts.iter().position(|&count| count == 0) {
         let name = match &set.spec().target {
             Target::Class { names, .. } => names.get(class),
-            Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => None,
+            Target::Tags { .. } | Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => None,
         };
         let name = name.map_or_else(|| class.to_string(), |name| format!("{class} ({name})"));
         let why = format!(

@@ -6,7 +6,7 @@ use crate::batch::SlotValues;
 use crate::dataset::{Fetched, Label, Values};
 use crate::error::DataError;
 use crate::plane::Image;
-use crate::spec::{Features, Spec, Target};
+use crate::spec::{Features, IGNORED, Spec, Target};
 use crate::stats::Stats;
 
 /// How every sample of a set is transformed.
@@ -102,6 +102,19 @@ impl Transform {
             {
                 // `new` has checked that classes are below 2³¹.
                 labels[0] = class as i32;
+                None
+            }
+            (Target::Tags { classes, .. }, Label::Tags(tags), SlotValues::I32(labels))
+                if is_text && tags.len() == sample.values.len() && labels.len() == x.len() =>
+            {
+                let is_tag =
+                    |&&tag: &&i32| tag == IGNORED || usize::try_from(tag).is_ok_and(|tag| tag < *classes);
+                if let Some(tag) = tags.iter().find(|tag| !is_tag(tag)) {
+                    return wrong(format!("sample {idx} has the tag {tag}, which is not in 0..{classes}"));
+                }
+                let (own, rest) = labels.split_at_mut(tags.len());
+                own.copy_from_slice(tags);
+                rest.fill(IGNORED);
                 None
             }
             (Target::NextId, Label::NextId, SlotValues::I32(labels)) => Some(labels),

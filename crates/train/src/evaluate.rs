@@ -9,11 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::{Comm, Doing, Reduce};
-use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform, time_of};
+use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, Transform, Values, time_of};
 use polyreme_exec::Engine;
 
 use crate::error::TrainError;
 use crate::judge::Judge;
+use crate::loss::IGNORED;
 use crate::metrics::Measured;
 use crate::share::{counts, share};
 use crate::talk;
@@ -42,6 +43,14 @@ pub fn evaluate<E: BorrowMut<Engine>>(
         (0..idle).try_for_each(|_| judge.idle())?;
     }
     part.gather(judge.engine().comm())
+}
+
+/// How many labels of a batch count.
+pub(crate) fn n_counted(labels: Values) -> usize {
+    match labels {
+        Values::I32(labels) => labels.iter().filter(|label| **label != IGNORED).count(),
+        labels => labels.len(),
+    }
 }
 
 /// Ends with a report that names a rank whose set is another: ranks would wait for each other. Collective.
@@ -95,7 +104,7 @@ fn evaluate_blocks<E: BorrowMut<Engine>>(
         let (logits, loss) = judge.run(batch.x.values(), labels)?;
         // Of ranks that have a network together, one counts for all.
         if counts {
-            let (weight, own) = (labels.len() as f64, &mut sums[each * block..][..each]);
+            let (weight, own) = (n_counted(labels) as f64, &mut sums[each * block..][..each]);
             if counts_loss {
                 own[..2].copy_from_slice(&[loss * weight, weight]);
             }

@@ -18,6 +18,7 @@ use polyreme_parallel::{Plan, Training, average_states};
 
 use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
+use crate::evaluate::n_counted;
 use crate::fed::Fed;
 use crate::job;
 use crate::judge::{Judge, Trial, shorter};
@@ -132,8 +133,8 @@ pub struct MicrobatchData<'a> {
 /// One rank's part of a step, or of several without a flush between them.
 #[derive(Clone, Copy)]
 pub struct RankStep<'a> {
-    /// Samples of each step, over all ranks.
-    pub samples: usize,
+    /// How many labels of each step count, over all ranks; steps are counted from 0.
+    pub labels: &'a dyn Fn(usize) -> usize,
     /// What this rank has of it, and how many steps there are.
     pub kind: StepKind<'a>,
     /// The learning rate of each step, counted from 0.
@@ -366,9 +367,8 @@ impl Learner {
             }
         };
         self.engine.select(number);
-        let step_labels = (step.samples * self.spec.n_labels()).max(1) as f64;
         let Learner { engine, options, input, fed, .. } = self;
-        let mut feed = RankFeed { step, load, step_labels, options, input, fed };
+        let mut feed = RankFeed { step, load, options, input, fed };
         let outcome = engine.step_with(&mut feed, step.args(0));
         let Totals { loss, extra, samples, grad_norm, waited, skipped, not_finite, .. } = match outcome {
             Err(TrainError::Exec(ExecError::NotFinite { loss, here, place })) => {
@@ -512,8 +512,6 @@ impl Learner {
 struct RankFeed<'a, 'b> {
     step: RankStep<'a>,
     load: &'a mut Load<'b>,
-    /// Labels of a step.
-    step_labels: f64,
     options: &'a LearnerOptions,
     input: &'a str,
     fed: &'a Fed,
@@ -521,14 +519,15 @@ struct RankFeed<'a, 'b> {
 
 impl Feed<TrainError> for RankFeed<'_, '_> {
     fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, TrainError> {
-        let RankFeed { step, load, step_labels, options, input, fed } = self;
+        let RankFeed { step, load, options, input, fed } = self;
         let ranges = || step.kind.microbatches.iter().filter(|p| p.len > 0);
         let n = ranges().count();
         let range = *ranges().nth(microbatch % n).expect("a range for each microbatch");
         let mut counted = Counted::default();
+        let step_labels = (step.labels)(microbatch / n).max(1) as f64;
         load(microbatch / n, range, &mut |batch: MicrobatchData| {
             fill(inputs, input, range.len, batch, options, fed)?;
-            let weight = label_weight(batch.labels, &options.class_weights) / *step_labels;
+            let weight = label_weight(batch.labels, &options.class_weights) / step_labels;
             counted = Counted { weight, samples: batch.samples };
             Ok(())
         })?;
@@ -570,7 +569,7 @@ fn label_weight(labels: Values, class_weights: &[f32]) -> f64 {
         Values::I32(labels) if !class_weights.is_empty() => {
             labels.iter().map(|&l| f64::from(class_weights.get(l as usize).copied().unwrap_or(0.0))).sum()
         }
-        labels => labels.len() as f64,
+        labels => n_counted(labels) as f64,
     }
 }
 

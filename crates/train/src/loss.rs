@@ -1,14 +1,13 @@
 //! What is minimised: the kinds of losses, what labels each needs, what is measured with it, and how it is traced.
 //!
-//! Every loss is a mean over samples, and over the labels of a sample: the parts of a step are weighted by their samples.
+//! Every loss is a mean over labels: the parts of a step are weighted by the labels that count in them.
 
 use polyreme_data::{LabelKind, Spec, Target};
 use polyreme_graph::builder::ErrorKind;
 use polyreme_graph::op::CrossEntropy;
 use polyreme_graph::{Builder, DType, Shape, Tensor, Traced};
 
-/// The label of a row that does not count: what fills up the last batch of an evaluation.
-pub const IGNORED: i32 = -1;
+pub use polyreme_data::spec::IGNORED;
 
 /// From where on Huber's loss is linear, in units of the normalised target; PyTorch's default.
 const HUBER_DELTA: f32 = 1.0;
@@ -106,13 +105,13 @@ impl Loss {
         let weights =
             self.class_weights.then(|| b.input("class_weights", [spec.classes()], DType::F32)).transpose()?;
         if !self.mixup {
-            return b.layer("loss", |b| self.mean(b, logits, labels, weights));
+            return b.layer("loss", |b| self.mean(b, spec, logits, labels, weights));
         }
         let labels2 = self::labels(b, "labels2", spec, n)?;
         let mix = b.input("mix", [1], DType::F32)?;
         b.layer("loss", |b| {
-            let first = self.mean(b, logits, labels, weights)?;
-            let second = self.mean(b, logits, labels2, weights)?;
+            let first = self.mean(b, spec, logits, labels, weights)?;
+            let second = self.mean(b, spec, logits, labels2, weights)?;
             let mix = b.reshape(mix, Shape::scalar())?;
             // second + mix · (first - second)
             let difference = b.sub(first, second)?;
@@ -121,10 +120,18 @@ impl Loss {
         })
     }
 
-    fn mean(self, b: &mut Builder, logits: Tensor, labels: Tensor, weights: Option<Tensor>) -> Traced {
+    fn mean(
+        self,
+        b: &mut Builder,
+        spec: &Spec,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Option<Tensor>,
+    ) -> Traced {
         match self.kind.error() {
             None => {
-                let options = CrossEntropy { label_smoothing: self.label_smoothing, ignore_index: None };
+                let ignore_index = matches!(spec.target, Target::Tags { .. }).then_some(IGNORED);
+                let options = CrossEntropy { label_smoothing: self.label_smoothing, ignore_index };
                 b.cross_entropy(logits, labels, weights, options)
             }
             Some(error) => {

@@ -25,6 +25,9 @@ pub struct Preparation {
     /// The digest of that file, where ids must be those of the same tokenizer later.
     #[serde(default)]
     pub tokenizer_digest: Option<String>,
+    /// Whether classes are those of words, and not of samples.
+    #[serde(default)]
+    pub tags: bool,
     /// The names of a table's features, in their order; empty without a header.
     #[serde(default)]
     pub columns: Vec<String>,
@@ -110,11 +113,11 @@ impl Preparation {
             }
         };
         let (classes, names) = match &spec.target {
-            Target::Class { classes, names } => (*classes, names.clone()),
+            Target::Class { classes, names } | Target::Tags { classes, names } => (*classes, names.clone()),
             Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => (0, Vec::new()),
         };
         let values = match &spec.target {
-            Target::Class { .. } | Target::NextId => None,
+            Target::Class { .. } | Target::Tags { .. } | Target::NextId => None,
             Target::Numbers { n, names } => Some((false, *n, names)),
             Target::Labels { n, names } => Some((true, *n, names)),
         };
@@ -132,6 +135,7 @@ impl Preparation {
             std,
             tokenizer,
             tokenizer_digest: None,
+            tags: matches!(spec.target, Target::Tags { .. }),
             columns,
             label,
             values,
@@ -191,6 +195,10 @@ impl Preparation {
         if self.tokenizer_digest != now.tokenizer_digest {
             return Some("texts are cut into tokens by another tokenizer than they were".into());
         }
+        if self.tags != now.tags {
+            let words = |tags: bool| if tags { "each word has a label" } else { "each text has a label" };
+            return Some(format!("{} now, and {} in training", words(now.tags), words(self.tags)));
+        }
         let targets = |p: &Preparation| p.values.as_ref().map(|v| (v.labels, v.n, v.names.clone()));
         if targets(self) != targets(now) {
             let words = |p: &Preparation| match targets(p) {
@@ -226,6 +234,7 @@ impl Preparation {
                 Target::Labels { n: *n, names: names.clone() }
             }
             (None, 0) => Target::NextId,
+            (None, classes) if self.tags => Target::Tags { classes, names: self.names.clone() },
             (None, classes) => Target::Class { classes, names: self.names.clone() },
         };
         Spec { features, target }

@@ -258,7 +258,7 @@ fn table_options(job: &Job, source: &Source) -> Option<TableOptions> {
     let Source::Table { format, label, delimiter, header, choice, .. } = source else { return None };
     Some(TableOptions {
         format: *format,
-        labels: label.clone(),
+        labels: choice.text.tags.clone().map_or_else(|| label.clone(), |tags| vec![tags]),
         kind: job.train.loss.labels(),
         delimiter: *delimiter,
         header: *header,

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use polyreme_data::table::{LENGTH, Table, TextChoice, TextColumns, choose_times};
-use polyreme_data::{DataError, Tokenizer};
+use polyreme_data::{DataError, TextTokenizer};
 
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::loss::LossKind;
 use crate::preparation::{Preparation, Sample};
 
 /// The texts of a job's table, to train with.
@@ -20,7 +21,17 @@ pub(crate) fn to_train(job: &Job, choice: &TextChoice) -> Result<Option<TextColu
     let of_model = job.model.context().filter(|_| job.model.from_data.iter().all(|size| size != "context"));
     let length = choice.length.or(of_model).unwrap_or(LENGTH);
     let tokenizer = Arc::new(tokenizer(choice.tokenizer.as_deref())?);
-    Ok(Some(TextColumns { columns: choice.columns.clone(), tokenizer, length, times: Vec::new() }))
+    let tagged = choice.tags.is_some();
+    if tagged && job.train.loss != LossKind::CrossEntropy {
+        let why = format!(
+            "`train.loss = \"{}\"` is not one of tags, which are classes; leave it out, or name the label's column with `data.label` \
+             and not with `data.tags`",
+            job.train.loss.name()
+        );
+        return Err(DataError::Setting { why }.into());
+    }
+    checked(TextColumns { columns: choice.columns.clone(), tokenizer, length, times: Vec::new(), tagged })
+        .map(Some)
 }
 
 /// The texts of a model that was trained on some; `None` if it was not.
@@ -46,7 +57,8 @@ pub fn to_use(choice: &TextChoice, trained: &Preparation) -> Result<Option<TextC
     };
     let length = times.last().copied().unwrap_or(1);
     let tokenizer = Arc::new(tokenizer(path)?);
-    let texts = TextColumns { columns, tokenizer, length, times: times.clone() };
+    let tagged = trained.tags;
+    let texts = TextColumns { columns, tokenizer, length, times: times.clone(), tagged };
     match texts.vocab() == *vocab {
         true => Ok(Some(texts)),
         false => {
@@ -93,6 +105,14 @@ pub(crate) fn digest(path: &Path) -> Result<String, TrainError> {
     Ok(blake3::hash(&bytes).to_hex().to_string())
 }
 
-fn tokenizer(path: Option<&Path>) -> Result<Tokenizer, DataError> {
-    path.map_or_else(|| Ok(Tokenizer::bytes()), Tokenizer::from_file)
+/// The same, if texts can be read so.
+fn checked(texts: TextColumns) -> Result<TextColumns, TrainError> {
+    match texts.refusal() {
+        None => Ok(texts),
+        Some(why) => Err(DataError::Setting { why }.into()),
+    }
+}
+
+fn tokenizer(path: Option<&Path>) -> Result<TextTokenizer, DataError> {
+    path.map_or_else(|| Ok(TextTokenizer::bytes()), TextTokenizer::from_file)
 }

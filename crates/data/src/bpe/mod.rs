@@ -88,11 +88,6 @@ impl Tokenizer {
         self.bpe.as_ref().map_or(256, |bpe| bpe.texts.len())
     }
 
-    /// The id that fills texts up, if the tokenizer has one.
-    pub fn padding(&self) -> Option<usize> {
-        None
-    }
-
     /// The ids of a text. Added tokens in it (`<|endoftext|>`) are found wherever they occur.
     pub fn encode(&self, text: &str) -> Vec<i32> {
         match &self.bpe {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::text::TextPlace;
+use super::text::{Row, TextPlace};
 use crate::error::DataError;
 use crate::spec::Target;
 
@@ -32,6 +32,35 @@ pub(super) struct Distinct {
     pub(super) text: String,
     pub(super) place: TextPlace,
     pub(super) rows: usize,
+}
+
+/// The distinct labels of a table, as they are found.
+#[derive(Default)]
+pub(super) struct LabelNumbers {
+    /// In the order in which they were found.
+    pub(super) distinct: Vec<Distinct>,
+    known: HashMap<String, u32>,
+}
+
+impl LabelNumbers {
+    /// The number of a label that occurs in a field.
+    pub(super) fn number(&mut self, name: &str, row: &Row, field: usize) -> Result<u32, DataError> {
+        let number = match self.known.get(name) {
+            Some(&number) => number,
+            None => {
+                if self.distinct.len() == CLASSES_MAX {
+                    return Err(row.error(field, &too_many(row.column_name(field))));
+                }
+                let (text, place) = (name.into(), row.place(field));
+                let path = row.shared_path();
+                self.distinct.push(Distinct { path, text, place, rows: 0 });
+                self.known.insert(name.into(), self.distinct.len() as u32 - 1);
+                self.distinct.len() as u32 - 1
+            }
+        };
+        self.distinct[number as usize].rows += 1;
+        Ok(number)
+    }
 }
 
 /// The classes that these labels make. `column` is the name of the label's column, for errors.
@@ -93,7 +122,9 @@ fn refusal(
         Target::Class { classes, .. } => {
             format!("; if each value is a class, set `model.classes = {classes}`")
         }
-        Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => String::new(),
+        Target::Tags { .. } | Target::NextId | Target::Numbers { .. } | Target::Labels { .. } => {
+            String::new()
+        }
     };
     let numeric = if numeric { "; for a numeric target set `train.loss = \"mse\"`" } else { "" };
     format!(

@@ -26,17 +26,17 @@ use std::sync::Arc;
 
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
-use crate::spec::{Features, LabelKind, Spec, Target};
+use crate::spec::{Features, IGNORED, LabelKind, Spec, Target};
 pub use choose::{BLANKS, ColumnChoice, ONE_HOT};
-use classes::Distinct;
+use classes::{Distinct, LabelNumbers};
 pub use columns::Columns;
 use encode::RowEncoder;
 pub use lines::TableFormat;
 pub use schema::TableSchema;
 pub use survey::{ColumnSurvey, ColumnType};
 use text::{Heading, Row, Text};
-use texts::TokenRows;
-pub use texts::{LENGTH, TextChoice, TextColumns, choose_times};
+pub use texts::{LENGTH, TextChoice, TextColumns, WordPlace, choose_times};
+use texts::{TokenRows, list_of};
 
 /// Options for reading a table.
 #[derive(Clone, PartialEq, Debug)]
@@ -173,6 +173,11 @@ impl Table {
             &distinct,
             options.surely_classes,
         )?;
+        let tagged = options.texts.as_ref().is_some_and(|texts| texts.tagged);
+        let target = match target {
+            Target::Class { classes, names } if tagged => Target::Tags { classes, names },
+            target => target,
+        };
         tables.into_iter().map(|t| t.with_target(&target)).collect()
     }
 
@@ -242,7 +247,7 @@ impl Table {
     /// The same with the target of another table, so that a test set has the classes of its training set.
     pub fn with_target(mut self, target: &Target) -> Result<Table, DataError> {
         match target {
-            Target::Class { classes, names } => {
+            Target::Class { classes, names } | Target::Tags { classes, names } => {
                 self.class_of = classes::look_up(&self.distinct, *classes, names)?;
             }
             // Rows for prediction have no labels: zeros stand for them.
@@ -316,6 +321,11 @@ impl Table {
         self.texts.as_ref().map_or(0, |texts| texts.cut)
     }
 
+    /// Of rows for prediction whose words are to have tags: each word, and the place of its first token.
+    pub fn words(&self) -> &[Vec<WordPlace>] {
+        self.texts.as_ref().map_or(&[], TokenRows::words)
+    }
+
     /// Whether the rows have labels; not those of [`Table::features_only`].
     pub fn has_labels(&self) -> bool {
         !self.labels.is_empty() || !self.targets.is_empty()
@@ -343,9 +353,8 @@ impl Table {
         let choice = schema.as_ref().map(|schema| schema.choice());
         let mut not_numbers = false;
         let kind = text.kind();
-        let path: Arc<Path> = text.path().into();
         let (mut values, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut distinct, mut known) = (Vec::<Distinct>::new(), HashMap::<String, u32>::new());
+        let mut numbers = LabelNumbers::default();
         let outcome = text.rows(heading, |row| {
             match &mut features {
                 FeatureReader::Numbers(fields) => {
@@ -360,6 +369,13 @@ impl Table {
                     }
                 }
                 FeatureReader::Encoded(encoder) => encoder.row(row, &mut values)?,
+                FeatureReader::Texts(columns, places, rows) if columns.tagged => {
+                    let tags = match fields.first().filter(|_| labelled) {
+                        Some(&field) => Some(tags_of(row, field, &mut numbers)?),
+                        None => None,
+                    };
+                    return rows.push_words(columns, row, places[0], tags.as_deref());
+                }
                 FeatureReader::Texts(columns, places, rows) => rows.push(columns, row, places)?,
             }
             for &field in fields {
@@ -376,20 +392,7 @@ impl Table {
             let Some(&field) = fields.first().filter(|_| labelled && kind == LabelKind::Classes) else {
                 return Ok(());
             };
-            let name = row.word(field)?;
-            let number = match known.get(name) {
-                Some(&number) => number,
-                None => {
-                    if distinct.len() == classes::CLASSES_MAX {
-                        return Err(row.error(field, &classes::too_many(heading.name(field))));
-                    }
-                    let (text, place) = (name.into(), row.place(field));
-                    distinct.push(Distinct { path: path.clone(), text, place, rows: 0 });
-                    known.insert(name.into(), distinct.len() as u32 - 1);
-                    distinct.len() as u32 - 1
-                }
-            };
-            distinct[number as usize].rows += 1;
+            let number = numbers.number(row.word(field)?, row, field)?;
             labels.push(number);
             Ok(())
         });
@@ -429,8 +432,20 @@ impl Table {
             }
         };
         let spec = Spec { features: shape, target };
+        let distinct = numbers.distinct;
         Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets, schema, texts })
     }
+}
+
+/// The numbers of the tags in a field: a list, as words are.
+fn tags_of(row: &Row, field: usize, numbers: &mut LabelNumbers) -> Result<Vec<u32>, DataError> {
+    let tags = list_of(row, field)?;
+    if let Some(at) = tags.iter().position(String::is_empty) {
+        return Err(
+            row.wrong(field, &format!("has a blank as tag {at}, counted from 0; give a tag to each word"))
+        );
+    }
+    tags.iter().map(|tag| numbers.number(tag, row, field)).collect()
 }
 
 /// The labels' columns of a table that has labels.
@@ -537,8 +552,25 @@ impl Dataset for Table {
         self.texts.as_ref().map(|texts| texts.row(idx).len())
     }
 
-    fn fetch<'a>(&'a self, idx: usize, _scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
+    fn n_counted(&self, idx: usize) -> Option<usize> {
+        let tagged = matches!(self.spec.target, Target::Tags { .. });
+        let texts = self.texts.as_ref().filter(|_| tagged)?;
+        Some(texts.tags(idx).iter().filter(|tag| **tag != IGNORED).count())
+    }
+
+    fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
         let values = match &self.texts {
+            Some(texts) if matches!(self.spec.target, Target::Tags { .. }) => {
+                // Rows for prediction have no distinct labels, and the first class stands for them.
+                let class = |&tag: &i32| match usize::try_from(tag) {
+                    Ok(tag) => self.class_of.get(tag).map_or(0, |&class| class as i32),
+                    Err(_) => IGNORED,
+                };
+                scratch.ids.clear();
+                scratch.ids.extend(texts.tags(idx).iter().map(class));
+                let label = Label::Tags(&scratch.ids);
+                return Ok(Fetched { values: Values::I32(texts.row(idx)), label });
+            }
             Some(texts) => Values::I32(texts.row(idx)),
             None => Values::F32(&self.values[idx * self.width()..][..self.width()]),
         };
@@ -558,7 +590,7 @@ impl Dataset for Table {
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
         let class = || self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize);
-        Ok((!self.spec.target.is_values()).then(class))
+        Ok(matches!(self.spec.target, Target::Class { .. }).then(class))
     }
 }
 

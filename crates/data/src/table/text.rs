@@ -75,10 +75,6 @@ impl Text {
         self.options.kind
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// The content of the file.
     pub(super) fn bytes(&self) -> &Bytes {
         &self.bytes
@@ -446,6 +442,16 @@ impl<'a> Row<'a> {
     /// The file.
     pub(super) fn path(&self) -> &Path {
         &self.text.path
+    }
+
+    /// The file, to be kept.
+    pub(super) fn shared_path(&self) -> Arc<Path> {
+        self.text.path.as_path().into()
+    }
+
+    /// The name of a column.
+    pub(super) fn column_name(&self, field: usize) -> Option<&str> {
+        self.heading.name(field)
     }
 
     /// Fails if a quoted field spans several lines.

@@ -4,18 +4,23 @@
 //! take out again. How far is chosen from a few lengths, so that there is one program for each and little is computed for
 //! padding: [`choose_times`]. A text that is longer than the longest of them is cut at its end.
 //!
-//! Several columns are one sample: their tokens one after another, with an id of its own between two. If they are too long
-//! together, tokens are taken from the end of the longest of them.
+//! Several columns are one sample. A tokenizer with special tokens has a form for two texts; otherwise tokens come one after another,
+//! with an id of its own between two texts. If they are too long together, tokens are taken from the end of the longest of them.
 //!
-//! Ids: those of the tokenizer come first; then, if it has none, the padding; then, if there are several columns, what stands between.
+//! Where every word has a label (a tag), the column has words: a JSON list, or words between spaces. A tag sits on the first token of its word;
+//! other tokens, and special ones, have the label [`IGNORED`] and count for nothing.
+//!
+//! Ids: those of the tokenizer come first; then, if it has none, the padding; then, if it is needed, what stands between texts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::text::{Heading, Row, Text};
-use crate::bpe::Tokenizer;
 use crate::error::DataError;
-use crate::spec::Features;
+use crate::spec::{Features, IGNORED};
+use crate::text_tokens::{SampleTokens, TextTokenizer};
 
 /// The longest text where nothing else is said.
 pub const LENGTH: usize = 512;
@@ -37,11 +42,13 @@ pub struct TextChoice {
     pub length: Option<usize>,
     /// How many lengths there are to fill texts up to.
     pub buckets: usize,
+    /// The column with a tag for each word, by name or number; `None`: a text has one label.
+    pub tags: Option<String>,
 }
 
 impl Default for TextChoice {
     fn default() -> TextChoice {
-        TextChoice { columns: Vec::new(), tokenizer: None, length: None, buckets: BUCKETS }
+        TextChoice { columns: Vec::new(), tokenizer: None, length: None, buckets: BUCKETS, tags: None }
     }
 }
 
@@ -51,17 +58,21 @@ pub struct TextColumns {
     /// Their names, or numbers from 0.
     pub columns: Vec<String>,
     /// What makes tokens of them.
-    pub tokenizer: Arc<Tokenizer>,
+    pub tokenizer: Arc<TextTokenizer>,
     /// The most tokens of a sample.
     pub length: usize,
     /// The lengths that texts are filled up to, of a model that was trained before; empty: one, that of the longest text.
     pub times: Vec<usize>,
+    /// Whether the label's column has a tag for each word.
+    pub tagged: bool,
 }
 
 impl PartialEq for TextColumns {
     fn eq(&self, other: &TextColumns) -> bool {
         let same = Arc::ptr_eq(&self.tokenizer, &other.tokenizer);
-        same && (&self.columns, self.length, &self.times) == (&other.columns, other.length, &other.times)
+        let own =
+            |texts: &TextColumns| (texts.columns.clone(), texts.length, texts.times.clone(), texts.tagged);
+        same && own(self) == own(other)
     }
 }
 
@@ -71,14 +82,43 @@ impl TextColumns {
         self.tokenizer.padding().unwrap_or(self.tokenizer.vocab())
     }
 
-    /// What stands between the texts of several columns.
+    /// What stands between the texts of several columns, where special tokens do not.
     fn separator(&self) -> usize {
         self.padding().max(self.tokenizer.vocab() - 1) + 1
     }
 
+    /// Whether special tokens stand around texts, and between two.
+    fn has_specials(&self) -> bool {
+        self.tokenizer.specials(self.columns.len() > 1).is_some()
+    }
+
     /// How many ids there are.
     pub fn vocab(&self) -> usize {
-        self.separator() + usize::from(self.columns.len() > 1)
+        self.separator() + usize::from(self.columns.len() > 1 && !self.has_specials())
+    }
+
+    /// Why texts cannot be read so, if they cannot.
+    pub fn refusal(&self) -> Option<String> {
+        let n = self.columns.len();
+        if self.tagged && n > 1 {
+            let why = "`data.tags` is for one column of words, and `data.text` names several; name the one whose words have tags";
+            return Some(why.into());
+        }
+        if n > 2 && self.has_specials() {
+            let why = format!(
+                "`data.text` names {n} columns, and the tokenizer has special tokens for one text or two; name at most two, or leave \
+                 out `data.tokenizer`"
+            );
+            return Some(why);
+        }
+        let specials = self.tokenizer.specials(n > 1).unwrap_or(n - 1);
+        (self.length < specials + n).then(|| {
+            format!(
+                "a length of {} tokens has no room for {n} text{} beside {specials} special tokens; give a larger `data.length`",
+                self.length,
+                if n > 1 { "s" } else { "" }
+            )
+        })
     }
 
     /// Where the columns are in a file.
@@ -104,31 +144,83 @@ impl TextColumns {
         Ok(fields)
     }
 
-    /// The tokens of a row, cut to the longest that there may be.
-    fn tokens(&self, row: &Row, fields: &[usize]) -> Result<(Vec<i32>, bool), DataError> {
-        let mut parts = Vec::with_capacity(fields.len());
-        for &field in fields {
-            let bytes = row.field(field);
-            let ids = match self.tokenizer.is_bytes() {
-                true => bytes.iter().map(|&byte| i32::from(byte)).collect(),
-                false => {
-                    let what =
-                        "is not UTF-8; convert the file, or leave out `data.tokenizer` to learn from bytes";
-                    let text = str::from_utf8(bytes).map_err(|_| row.wrong(field, what))?;
-                    self.tokenizer.encode(text)
-                }
-            };
-            parts.push(ids);
-        }
-        if parts.iter().all(Vec::is_empty) {
-            let why = "has no tokens, and there is nothing to learn from or to predict; fill it, or leave out the row";
-            return Err(row.wrong(fields[0], why));
-        }
-        let room = self.length.saturating_sub(parts.len() - 1).max(1);
-        let cut = shorten(&mut parts, room);
-        // The separator is below 2^31: it is a size of a table in memory.
-        Ok((parts.join(&(self.separator() as i32)), cut))
+    /// The tokens of a row's texts, cut to the longest that there may be.
+    fn tokens(&self, row: &Row, fields: &[usize]) -> Result<SampleTokens, DataError> {
+        let tokens = match self.has_specials() {
+            true => {
+                let texts: Vec<&[u8]> = fields.iter().map(|&field| row.field(field)).collect();
+                let tokens = self.tokenizer.with_specials(&texts, self.length);
+                tokens.map_err(|why| row.wrong(fields[0], &why))?
+            }
+            false => {
+                let plain = |&field: &usize| {
+                    self.tokenizer.plain(row.field(field)).map_err(|why| row.wrong(field, &why))
+                };
+                let mut parts = fields.iter().map(plain).collect::<Result<Vec<_>, _>>()?;
+                let room = self.length.saturating_sub(parts.len() - 1).max(1);
+                let nothing = parts.iter().all(Vec::is_empty);
+                let cut = shorten(&mut parts, room);
+                // The separator is below 2^31: it is a size of a table in memory.
+                let ids = if nothing { Vec::new() } else { parts.join(&(self.separator() as i32)) };
+                SampleTokens { ids, cut, firsts: Vec::new() }
+            }
+        };
+        self.checked(tokens, row, fields[0])
     }
+
+    /// The tokens of a row's words, cut to the longest that there may be, and the words.
+    fn words(&self, row: &Row, field: usize) -> Result<(SampleTokens, Vec<String>), DataError> {
+        let words = list_of(row, field)?;
+        let borrowed: Vec<&str> = words.iter().map(String::as_str).collect();
+        let tokens = self.tokenizer.words(&borrowed, self.length).map_err(|why| row.wrong(field, &why))?;
+        let tokens = self.checked(tokens, row, field)?;
+        match tokens.firsts.iter().any(Option::is_some) {
+            true => Ok((tokens, words)),
+            false => Err(row.wrong(field, "has no word with a token; fill it, or leave out the row")),
+        }
+    }
+
+    /// Fails for texts without tokens, and for ones in which the padding is written.
+    fn checked(&self, tokens: SampleTokens, row: &Row, field: usize) -> Result<SampleTokens, DataError> {
+        let padding = self.padding() as i32;
+        let why = match () {
+            () if tokens.ids.is_empty() => {
+                "has no tokens, and there is nothing to learn from or to predict; fill it, or leave out the row"
+            }
+            () if tokens.ids.contains(&padding) => {
+                "has the token in it that marks padding, and padding is hidden from the model; take it out of the text, or leave \
+                 out the row"
+            }
+            () => return Ok(tokens),
+        };
+        Err(row.wrong(field, why))
+    }
+}
+
+/// The words of a field: a JSON list of strings (or of numbers), or what is between spaces.
+pub(super) fn list_of(row: &Row, field: usize) -> Result<Vec<String>, DataError> {
+    let text = str::from_utf8(row.field(field)).map_err(|_| row.wrong(field, "is not UTF-8"))?;
+    if !text.starts_with('[') {
+        return Ok(text.split_whitespace().map(String::from).collect());
+    }
+    let not_a_list = || {
+        row.wrong(
+            field,
+            "is not a JSON list of words such as [\"Call\", \"me\"]; write one, or words with spaces between",
+        )
+    };
+    let list: Vec<Value> = match serde_json::from_str(text) {
+        Ok(list) => list,
+        // Words between spaces may begin with a bracket too.
+        Err(_) if !text.ends_with(']') => return Ok(text.split_whitespace().map(String::from).collect()),
+        Err(_) => return Err(not_a_list()),
+    };
+    let word = |value: Value| match value {
+        Value::String(word) => Ok(word),
+        Value::Number(number) => Ok(number.to_string()),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => Err(not_a_list()),
+    };
+    list.into_iter().map(word).collect()
 }
 
 /// Takes tokens from the end of the longest part until there are at most `room`; whether any were.
@@ -160,21 +252,81 @@ pub(super) struct TokenRows {
     ends: Vec<usize>,
     /// How many rows were cut.
     pub(super) cut: usize,
+    /// Of rows whose words have tags, for each token: the number of its tag among the distinct ones, or [`IGNORED`].
+    tags: Vec<i32>,
+    /// Of rows for prediction whose words are to have tags: each word, and the place of its first token.
+    words: Vec<Vec<WordPlace>>,
 }
 
+/// A word, and the place of its first token among those of its sample; `None` if it has none, or was cut.
+pub type WordPlace = (String, Option<usize>);
+
 impl TokenRows {
-    /// Adds a row.
+    /// Adds a row of texts.
     pub(super) fn push(
         &mut self,
         columns: &TextColumns,
         row: &Row,
         fields: &[usize],
     ) -> Result<(), DataError> {
-        let (ids, cut) = columns.tokens(row, fields)?;
-        self.ids.extend_from_slice(&ids);
-        self.ends.push(self.ids.len());
-        self.cut += usize::from(cut);
+        let tokens = columns.tokens(row, fields)?;
+        self.add(tokens);
         Ok(())
+    }
+
+    /// Adds a row of words; `tags` are those of its words, as numbers. Without them the row is for prediction.
+    pub(super) fn push_words(
+        &mut self,
+        columns: &TextColumns,
+        row: &Row,
+        field: usize,
+        tags: Option<&[u32]>,
+    ) -> Result<(), DataError> {
+        let (tokens, words) = columns.words(row, field)?;
+        if let Some(tags) = tags.filter(|tags| tags.len() != words.len()) {
+            let why = format!(
+                "has {} words, and the row has {} tags; give a tag to each word",
+                words.len(),
+                tags.len()
+            );
+            return Err(row.wrong(field, &why));
+        }
+        let start = self.tags.len();
+        self.tags.resize(start + tokens.ids.len(), IGNORED);
+        for (k, first) in tokens.firsts.iter().enumerate() {
+            if let Some(at) = first {
+                // There are fewer tags than classes can be.
+                self.tags[start + at] = tags.map_or(0, |tags| tags[k] as i32);
+            }
+        }
+        if tags.is_none() {
+            self.words.push(words.into_iter().zip(tokens.firsts.iter().copied()).collect());
+        }
+        self.add(tokens);
+        Ok(())
+    }
+
+    fn add(&mut self, tokens: SampleTokens) {
+        self.ids.extend_from_slice(&tokens.ids);
+        self.ends.push(self.ids.len());
+        self.cut += usize::from(tokens.cut);
+    }
+
+    /// The tags of a row, a number for each token; nothing if its words have none.
+    pub(super) fn tags(&self, idx: usize) -> &[i32] {
+        match self.tags.is_empty() {
+            true => &[],
+            false => &self.tags[self.start(idx)..self.ends[idx]],
+        }
+    }
+
+    /// The words of each row for prediction.
+    pub(super) fn words(&self) -> &[Vec<WordPlace>] {
+        &self.words
+    }
+
+    fn start(&self, idx: usize) -> usize {
+        if idx == 0 { 0 } else { self.ends[idx - 1] }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -182,8 +334,7 @@ impl TokenRows {
     }
 
     pub(super) fn row(&self, idx: usize) -> &[i32] {
-        let start = if idx == 0 { 0 } else { self.ends[idx - 1] };
-        &self.ids[start..self.ends[idx]]
+        &self.ids[self.start(idx)..self.ends[idx]]
     }
 
     /// The tokens of each row.

@@ -29,7 +29,7 @@ pub use encoder::TransformerEncoderLayer;
 pub use image::{channels_last, flatten, global_mean};
 pub use linear::Linear;
 pub use norm::{BatchNorm2d, GroupNorm, LayerNorm, RmsNorm};
-pub use padding::{Padding, last_step, mean_time};
+pub use padding::{Padding, by_token, last_step, mean_time};
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, MaxPool2d};
 pub use recurrent::Recurrent;
 

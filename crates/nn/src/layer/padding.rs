@@ -75,6 +75,12 @@ impl Padding {
     }
 }
 
+/// `[batch, time, width]` → `[batch·time, width]`, a row for each token; those of padding mean nothing.
+pub fn by_token(b: &mut Builder, x: Tensor) -> Traced {
+    let dims = b.dims(x);
+    b.reshape(x, [dims[0] * dims[1], dims[2]])
+}
+
 /// `[batch, time, width]` → `[batch, width]`, the mean over the tokens of each sequence.
 pub fn mean_time(b: &mut Builder, x: Tensor, padding: Option<Padding>) -> Traced {
     let Some(padding) = padding else { return b.mean(x, &[1]) };

@@ -3,7 +3,9 @@
 use polyreme_graph::{Builder, Tensor, Traced};
 
 use super::sequence;
-use crate::layer::{Embedding, LayerNorm, Linear, Padding, Positions, TransformerEncoderLayer, mean_time};
+use crate::layer::{
+    Embedding, LayerNorm, Linear, Padding, Positions, TransformerEncoderLayer, by_token, mean_time,
+};
 
 /// `tok` and learnt `pos`, pre-norm `encoder.layers.K` with GELU, `norm`, and `head` on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -26,6 +28,8 @@ pub struct EncoderClassifier {
     pub classes: usize,
     /// The id that fills shorter sequences up; `None`: all are of one length.
     pub padding: Option<usize>,
+    /// Whether every token has a class, and not the sequence.
+    pub tags: bool,
 }
 
 impl Default for EncoderClassifier {
@@ -41,6 +45,7 @@ impl Default for EncoderClassifier {
             dropout: 0.0,
             classes: 5,
             padding: None,
+            tags: false,
         }
     }
 }
@@ -64,7 +69,7 @@ impl EncoderClassifier {
             x = layer.trace(b, &format!("encoder.layers.{k}"), x, hidden_keys, training)?;
         }
         x = LayerNorm::new(width).trace(b, "norm", x)?;
-        x = mean_time(b, x, padding)?;
+        x = if self.tags { by_token(b, x)? } else { mean_time(b, x, padding)? };
         Linear::new(width, self.classes).trace(b, "head", x)
     }
 }

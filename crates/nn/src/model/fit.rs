@@ -54,6 +54,11 @@ pub enum Answer {
         /// How many classes there are.
         classes: usize,
     },
+    /// One of some classes for each word of a sequence.
+    Tags {
+        /// How many there are.
+        classes: usize,
+    },
     /// The next id at each position.
     NextId,
     /// So many numbers, or labels that each hold or not, for each sample.
@@ -158,7 +163,7 @@ impl Model {
                 }
                 check_input(stack.input, sample, &mut fitted)?;
                 match (answer, stack.is_per_token()) {
-                    (Answer::NextId, false) => {
+                    (Answer::NextId | Answer::Tags { .. }, false) => {
                         return kind(
                             "one label a sample: `last_step`, `mean_time` or `flatten` ends the sequence",
                         );
@@ -207,10 +212,13 @@ impl Model {
             }
             (Model::Gpt(_), _) => return kind("text whose labels are the next tokens"),
             (
-                Model::Recurrent(super::RecurrentClassifier { vocab: v, context: c, padding: p, .. })
-                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, padding: p, .. }),
+                Model::Recurrent(super::RecurrentClassifier {
+                    vocab: v, context: c, padding: p, tags, ..
+                })
+                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, padding: p, tags, .. }),
                 Sample::Ids { vocab, time } | Sample::Texts { vocab, time, .. },
             ) if answer != Answer::NextId => {
+                *tags = matches!(answer, Answer::Tags { .. });
                 *p = match sample {
                     Sample::Texts { padding, .. } => Some(padding),
                     _ => None,
@@ -218,10 +226,13 @@ impl Model {
                 set_ids(v, c, vocab, time, open("vocab"), open("context"))?;
                 fitted.time = Some(time);
             }
-            (Model::Recurrent(_) | Model::Encoder(_), _) => return kind("token ids with a class a sequence"),
+            (Model::Recurrent(_) | Model::Encoder(_), _) => {
+                return kind("token ids with a class a sequence, or a tag a word");
+            }
         }
         let outputs = match answer {
             Answer::Class { classes } => Some((classes, "classes")),
+            Answer::Tags { classes } => Some((classes, "tags")),
             Answer::Values { n } => Some((n, "targets")),
             Answer::NextId => None,
         };
@@ -267,7 +278,7 @@ fn numel(sample: Sample) -> usize {
 
 fn n_classes(sample: Sample, answer: Answer) -> usize {
     match (answer, sample) {
-        (Answer::Class { classes }, _) => classes,
+        (Answer::Class { classes } | Answer::Tags { classes }, _) => classes,
         (Answer::Values { n }, _) => n,
         (Answer::NextId, Sample::Ids { vocab, .. }) => vocab,
         (Answer::NextId, _) => 0,
@@ -277,6 +288,7 @@ fn n_classes(sample: Sample, answer: Answer) -> usize {
 fn found(sample: Sample, answer: Answer) -> String {
     let labels = match answer {
         Answer::Class { classes } => format!("of {classes} classes"),
+        Answer::Tags { classes } => format!("with one of {classes} tags for each word"),
         Answer::Values { n } => format!("with {n} targets"),
         Answer::NextId => "whose labels are the next tokens".into(),
     };

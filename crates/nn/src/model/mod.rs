@@ -215,6 +215,10 @@ impl Model {
     pub fn n_labels(&self, options: &TraceOptions) -> usize {
         match self {
             Model::Gpt(m) => options.batch * options.time.unwrap_or(m.context),
+            Model::Recurrent(RecurrentClassifier { context, tags: true, .. })
+            | Model::Encoder(EncoderClassifier { context, tags: true, .. }) => {
+                options.batch * options.time.unwrap_or(*context)
+            }
             Model::Layers(m) if m.is_per_token() => {
                 // Saturating: sizes that no memory holds are errors of the layers.
                 m.input(options).shape.dims().iter().fold(1, |n, &d| n.saturating_mul(d))

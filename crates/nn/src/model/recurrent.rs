@@ -4,7 +4,7 @@ use polyreme_graph::op::Cell;
 use polyreme_graph::{Builder, Tensor, Traced};
 
 use super::sequence;
-use crate::layer::{Embedding, Linear, Padding, Recurrent, last_step, mean_time, positive};
+use crate::layer::{Embedding, Linear, Padding, Recurrent, by_token, last_step, mean_time, positive};
 
 /// `embed`, `lstm` or `gru`, and `head` on the last time step; in both directions, on the mean over time.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -29,6 +29,8 @@ pub struct RecurrentClassifier {
     pub classes: usize,
     /// The id that fills shorter sequences up; `None`: all are of one length.
     pub padding: Option<usize>,
+    /// Whether every token has a class, and not the sequence.
+    pub tags: bool,
 }
 
 impl Default for RecurrentClassifier {
@@ -45,6 +47,7 @@ impl Default for RecurrentClassifier {
             dropout: 0.0,
             classes: 5,
             padding: None,
+            tags: false,
         }
     }
 }
@@ -63,7 +66,11 @@ impl RecurrentClassifier {
         let padding = self.padding.map(|id| Padding::of(b, ids, id)).transpose()?;
         let x = Embedding { rows: vocab, width }.trace(b, "embed", ids)?;
         let y = recurrent.trace(b, name, x, padding, training)?;
-        let y = if bidirectional { mean_time(b, y, padding)? } else { last_step(b, y, padding)? };
+        let y = match () {
+            () if self.tags => by_token(b, y)?,
+            () if bidirectional => mean_time(b, y, padding)?,
+            () => last_step(b, y, padding)?,
+        };
         Linear::new(recurrent.outputs(), self.classes).trace(b, "head", y)
     }
 }

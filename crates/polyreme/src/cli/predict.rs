@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use polyreme_data::images::decode_file;
-use polyreme_data::table::{Table, TableFormat, TableOptions};
+use polyreme_data::table::{Table, TableFormat, TableOptions, WordPlace};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
 use polyreme_net::Doing;
 use polyreme_train::generate::{NextToken, Sampling, generate};
@@ -73,6 +73,20 @@ struct Prediction<'a> {
     labels: Vec<Answer>,
 }
 
+/// The tags of a sample's words.
+#[derive(Serialize)]
+struct Tagged<'a> {
+    sample: &'a str,
+    words: Vec<TaggedWord<'a>>,
+}
+
+#[derive(Serialize)]
+struct TaggedWord<'a> {
+    word: &'a str,
+    /// The likeliest tag; none of a word that is beyond the length that the model takes.
+    tag: Option<&'a Answer>,
+}
+
 #[derive(Serialize)]
 struct Numbers<'a> {
     sample: &'a str,
@@ -96,10 +110,17 @@ struct Continuation<'a> {
 
 /// What is predicted.
 enum Asked {
-    /// Labels, or numbers, of some sets, with a name for each sample.
-    Sets(Vec<(Arc<dyn Dataset>, Vec<String>)>),
+    /// Labels, or numbers, of some sets.
+    Sets(Vec<AskedSet>),
     /// How texts go on.
     Prompts(Tokenizer, Vec<String>),
+}
+
+/// A set, a name for each sample, and where the words of each are, if they are to have tags.
+struct AskedSet {
+    set: Arc<dyn Dataset>,
+    names: Vec<String>,
+    words: Vec<Vec<WordPlace>>,
 }
 
 pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
@@ -123,14 +144,13 @@ pub(super) fn predict(app: &App, args: &PredictArgs) -> CommandResult {
             Ok(next.leave().finish()?)
         }
         Asked::Sets(sets) => {
-            let Some(spec) = sets.first().map(|(set, _)| set.spec()) else { return Ok(()) };
+            let Some(spec) = sets.first().map(|asked| asked.set.spec()) else { return Ok(()) };
             let speaks = comm.rank() == 0;
-            let longest = sets.iter().map(|(set, _)| set.len().div_ceil(plan.ranks())).max().unwrap_or(0);
+            let longest = sets.iter().map(|asked| asked.set.len().div_ceil(plan.ranks())).max().unwrap_or(0);
             let n = BATCH.min(longest).max(1);
             let mut predictor = Predictor::new(&trained, spec, n, &plan, threads, comm)?;
-            let labelled = sets
-                .iter()
-                .try_for_each(|(set, names)| label(&trained, &mut predictor, set, names, args, speaks));
+            let labelled =
+                sets.iter().try_for_each(|asked| label(&trained, &mut predictor, asked, args, speaks));
             labelled.inspect_err(|failure| predictor.fail(&failure.message))?;
             Ok(predictor.leave().finish()?)
         }
@@ -165,13 +185,14 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
                 true => InMemory::with_values(spec, pixels, vec![0.0; n * each])?,
             };
             let names = args.files.iter().map(|f| f.display().to_string()).collect();
-            Ok(Asked::Sets(vec![(Arc::new(set), names)]))
+            Ok(Asked::Sets(vec![AskedSet { set: Arc::new(set), names, words: Vec::new() }]))
         }
         Sample::Row { .. } | Sample::Mixed { .. } | Sample::Texts { .. } => {
             let width = trained.preparation().spec(Layout::Planes).features.numel();
-            let table = |file: &PathBuf| -> Result<(Arc<dyn Dataset>, Vec<String>), Failure> {
+            let table = |file: &PathBuf| -> Result<AskedSet, Failure> {
                 let (set, names) = table(trained, &job.data.source, file, width)?;
-                Ok((Arc::new(set), names))
+                let words = set.words().to_vec();
+                Ok(AskedSet { set: Arc::new(set), names, words })
             };
             Ok(Asked::Sets(args.files.iter().map(table).collect::<Result<_, _>>()?))
         }
@@ -192,7 +213,7 @@ fn table(
             texts: to_use(&choice.text, trained.preparation())?,
             format: TableFormat::of(file).unwrap_or(*format),
             delimiter: *delimiter,
-            labels: label.clone(),
+            labels: choice.text.tags.clone().map_or_else(|| label.clone(), |tags| vec![tags]),
             columns,
             schema,
             ..TableOptions::default()
@@ -209,8 +230,7 @@ fn table(
 fn label(
     trained: &Trained,
     predictor: &mut Predictor,
-    set: &Arc<dyn Dataset>,
-    names: &[String],
+    AskedSet { set, names, words }: &AskedSet,
     args: &PredictArgs,
     speaks: bool,
 ) -> CommandResult {
@@ -220,6 +240,24 @@ fn label(
         return Ok(predictor.logits(set, &transform, &mut |_| Ok(()))?);
     }
     let mut out = io::stdout().lock();
+    if let Target::Tags { .. } = spec.target {
+        let (rows, mut row, mut found) = (spec.n_rows(), 0, Vec::new());
+        return Ok(predictor.logits(set, &transform, &mut |logits: &[f32]| {
+            let (sample, at) = (row / rows, row % rows);
+            row += 1;
+            if words[sample].iter().any(|(_, place)| *place == Some(at)) {
+                found.extend(ranked(logits, 1, |k| preparation.class_name(k)));
+            }
+            if at + 1 < rows {
+                return Ok(());
+            }
+            // Words are in the order of their tokens.
+            let mut tags = found.drain(..);
+            let tagged = |(word, place): &'_ WordPlace| (word.clone(), place.and_then(|_| tags.next()));
+            let tagged: Vec<(String, Option<Answer>)> = words[sample].iter().map(tagged).collect();
+            write_tags(&mut out, &names[sample], tagged, args.json)
+        })?);
+    }
     let mut row = 0;
     let units = preparation.target_stats();
     predictor.logits(set, &transform, &mut |logits: &[f32]| {
@@ -250,6 +288,23 @@ fn label(
         writeln!(out, "{}  {}", prediction.sample, labels.collect::<Vec<_>>().join("  "))
     })?;
     Ok(())
+}
+
+/// One line with the words of a sample and their tags.
+fn write_tags(
+    out: &mut impl Write,
+    sample: &str,
+    tagged: Vec<(String, Option<Answer>)>,
+    json: bool,
+) -> io::Result<()> {
+    if json {
+        let words = tagged.iter().map(|(word, tag)| TaggedWord { word, tag: tag.as_ref() }).collect();
+        return json_line(out, &Tagged { sample, words });
+    }
+    let word = |(word, tag): &(String, Option<Answer>)| {
+        format!("{word}/{}", tag.as_ref().map_or("?", |tag| tag.label.as_str()))
+    };
+    writeln!(out, "{sample}  {}", tagged.iter().map(word).collect::<Vec<_>>().join(" "))
 }
 
 fn json_line(out: &mut impl Write, of: &impl Serialize) -> io::Result<()> {

@@ -180,3 +180,107 @@ fn pairs_of_texts_are_learnt_from_together() {
     let summary = json(folder.path(), &["train", "job.toml", "--json"]).pop().unwrap();
     assert!(summary["metrics"]["val_accuracy"].as_f64().unwrap() > 0.95, "{summary}");
 }
+
+/// A tokenizer of the tests of `data` in the folder.
+fn wordpiece(folder: &Path) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/fixtures/wordpiece.json");
+    fs::copy(path, folder.join("wordpiece.json")).unwrap();
+}
+
+#[test]
+fn special_tokens_stand_around_texts_and_pairs() {
+    let folder = with_mail();
+    let folder = folder.path();
+    wordpiece(folder);
+    let with = ["--set", "data.tokenizer=wordpiece.json"];
+    let train = ["train", "job.toml", "--json", "--output", "runs/job", "--set", "train.epochs=2"];
+    json(folder, &[&train[..], &with].concat());
+    assert_eq!(json(folder, &["predict", "runs/job", "mail.csv", "--json"]).len(), 300);
+    let check = |changes: &[&str], parts: &[&str]| {
+        let sets = changes.iter().flat_map(|change| ["--set", change]);
+        let args: Vec<&str> = ["train", "job.toml", "--check"].into_iter().chain(with).chain(sets).collect();
+        refusal(folder, &args, parts);
+    };
+    check(&["data.length=2"], &["2 tokens has no room for 1 text beside 2 special tokens", "`data.length`"]);
+    check(
+        &["data.text=[\"id\", \"body\", \"kind\"]", "data.label=id"],
+        &["special tokens for one text or two"],
+    );
+    write(folder, "not.json", "{}");
+    check(&["data.tokenizer=not.json"], &["not.json", "a `tokenizer.json` is needed"]);
+    write(folder, "mail.csv", &(mail(30) + "31,[PAD] [PAD],ham\n"));
+    check(&[], &["mail.csv", "the token in it that marks padding", "hidden from the model"]);
+    write(folder, "mail.csv", &(mail(30) + "31,the [PAD] sea,ham\n"));
+    check(&[], &["mail.csv", "the token in it that marks padding"]);
+}
+
+const TAG_JOB: &str = "[model]\nkind = 'bigru'\nwidth = 16\nhidden = 16\n\
+                       [data]\nkind = 'jsonl'\npath = 'words.jsonl'\ntext = 'words'\ntags = 'tags'\n\
+                       [train]\nbatch = 16\nepochs = 8\noptimizer = { kind = 'adam', lr = 0.01 }\n\
+                       [parallel]\nranks = 1\nthreads = 1\n[output]\ntensorboard = false\n";
+
+/// Words with a tag for each: names are those with a capital letter.
+fn tagged(i: usize) -> (Vec<&'static str>, Vec<&'static str>) {
+    let known = [("Ahab", "name"), ("saw", "other"), ("the", "other"), ("Pequod", "name"), ("sea", "other")];
+    (0..2 + i % 6).map(|k| known[(i * 3 + k * k) % known.len()]).unzip()
+}
+
+#[test]
+fn words_are_tagged() {
+    let folder = folder(TAG_JOB);
+    let folder = folder.path();
+    let line = |i: usize| {
+        let (words, tags) = tagged(i);
+        object!({ "words": words, "tags": tags }).to_string() + "\n"
+    };
+    write(folder, "words.jsonl", &(0..200).map(line).collect::<String>());
+    let summary = json(folder, &["train", "job.toml", "--json", "--output", "runs/job"]).pop().unwrap();
+    assert!(summary["metrics"]["val_accuracy"].as_f64().unwrap() > 0.95, "{summary}");
+
+    // Words between spaces, and lists of them: the same answers, a tag for each word.
+    let rows: Vec<_> = (200..220).map(tagged).collect();
+    let csv = rows.iter().map(|(words, _)| format!("{}\n", words.join(" ")));
+    write(folder, "new.csv", &("words\n".to_string() + &csv.collect::<String>()));
+    let lines = rows.iter().map(|(words, _)| object!({ "words": words }).to_string() + "\n");
+    write(folder, "new.jsonl", &lines.collect::<String>());
+    let answers = |name: &str| {
+        let lines = json(folder, &["predict", "runs/job", name, "--json"]);
+        lines.iter().map(|line| line["words"].clone()).collect::<Vec<_>>()
+    };
+    let said = answers("new.jsonl");
+    assert_eq!(said.len(), 20);
+    assert_eq!(said, answers("new.csv"));
+    let (mut right, mut all) = (0, 0);
+    for (said, (words, tags)) in said.iter().zip(&rows) {
+        assert_eq!(said.as_array().unwrap().len(), words.len());
+        for (k, (word, tag)) in words.iter().zip(tags).enumerate() {
+            assert_eq!(said[k]["word"], *word);
+            right += usize::from(said[k]["tag"]["label"] == *tag);
+            all += 1;
+        }
+    }
+    assert!(right * 20 >= all * 19, "{right} of {all}");
+    let shown = polyreme(folder, &["predict", "runs/job", "new.csv"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("Ahab/name"));
+    let eval = |more: &[&str]| {
+        let args = ["eval", "runs/job", "--json", "--on", "test", "--set", "data.test=words.jsonl"];
+        json(folder, &[&args[..], more].concat())[0]["metrics"].clone()
+    };
+    let one = eval(&[]);
+    assert!(one["test_accuracy"].as_f64().unwrap() > 0.95, "{one}");
+    assert_eq!(one, eval(&["--ranks", "2"]));
+
+    let check = |changes: &[&str], parts: &[&str]| {
+        let sets = changes.iter().flat_map(|change| ["--set", change]);
+        let args: Vec<&str> = ["train", "job.toml", "--check"].into_iter().chain(sets).collect();
+        refusal(folder, &args, parts);
+    };
+    check(&["data.label=tags"], &["`data.tags` and `data.label` are both given", "leave out one of the two"]);
+    check(&["train.loss=mse"], &["tags, which are classes"]);
+    check(&["data.class_weights=balanced"], &["counts one class for each sample"]);
+    check(&["data.tags=tag"], &["no column \"tag\""]);
+    write(folder, "words.jsonl", &(line(1) + "{\"words\": [\"a\", \"b\"], \"tags\": [\"x\"]}\n"));
+    check(&[], &["words.jsonl", "line 2", "has 2 words, and the row has 1 tags"]);
+    write(folder, "words.jsonl", &(line(1) + "{\"words\": [], \"tags\": []}\n"));
+    check(&[], &["words.jsonl", "line 2", "has no tokens"]);
+}

@@ -132,6 +132,8 @@ fn keys() -> Vec<Key<DataSpec>> {
         one_hot: whole(0..=ONE_HOT_MAX) => |s| choice(s).map(|c| &mut c.one_hot);
         /// the column that is a text, by name or by number from 0; several for pairs of texts, see `docs/texts.md`
         text: columns() => |s| choice(s).map(|c| &mut c.text.columns); or "none";
+        /// the column with a tag for each word of the text, by name or by number from 0: a list, or tags with spaces between
+        tags: maybe(column()) => |s| choice(s).map(|c| &mut c.text.tags); or "a text has one label";
         /// the most tokens of a text; longer ones are cut
         length: maybe(whole(1..=CONTEXT_MAX)) => |s| choice(s).map(|c| &mut c.text.length);
             or "`model.context`, or as many as the longest has, at most 512";
@@ -260,7 +262,7 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
     }
     if let Source::Table { choice, .. } = &spec.source {
         let texts = !choice.text.columns.is_empty();
-        for key in ["tokenizer", "length", "buckets"] {
+        for key in ["tokenizer", "length", "buckets", "tags"] {
             if c.has(key) && !texts {
                 let message = format!("`data.{key}` is for texts, and `data.text` names no column");
                 c.fault(key, message, "write text = \"COLUMN\"");
@@ -273,6 +275,23 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
                 );
                 c.fault(key, message, "leave out one of the two");
             }
+        }
+    }
+    if let Source::Table { choice, .. } = &spec.source
+        && c.has("tags")
+    {
+        if c.has("label") {
+            let message = "`data.tags` and `data.label` are both given, and a text has either a tag for each word or one label";
+            c.fault("tags", message, "leave out one of the two");
+        }
+        if choice.text.columns.len() > 1 {
+            let message = "`data.tags` is for one column of words, and `data.text` names several";
+            c.fault("tags", message, "name the one whose words have tags");
+        }
+        if c.has("class_weights") && spec.class_weights == ClassWeights::Balanced {
+            let message =
+                "`data.class_weights = \"balanced\"` counts one class for each sample, and tags are of words";
+            c.fault("class_weights", message, "give the weights, one per tag");
         }
     }
     // A folder that was given is just a folder with IDX files.

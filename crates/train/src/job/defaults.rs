@@ -83,6 +83,7 @@ impl ModelSpec {
         };
         let answer = match &data.target {
             Target::Class { classes, .. } => Answer::Class { classes: *classes },
+            Target::Tags { classes, .. } => Answer::Tags { classes: *classes },
             Target::NextId => Answer::NextId,
             Target::Numbers { n, .. } | Target::Labels { n, .. } => Answer::Values { n: *n },
         };

@@ -22,7 +22,7 @@ impl Measured {
     /// Nothing added yet. A row of logits has so many `outputs`; `targets` is how numbers were normalised.
     pub fn new(target: &Target, outputs: usize, targets: Option<&Stats>) -> Measured {
         match target {
-            Target::Class { .. } => Measured::Classes(Scores::new(outputs, true)),
+            Target::Class { .. } | Target::Tags { .. } => Measured::Classes(Scores::new(outputs, true)),
             Target::NextId => Measured::Classes(Scores::new(outputs, false).next_token()),
             Target::Numbers { n, .. } => {
                 Measured::Numbers(NumberScores::new(targets.map_or(vec![1.0; *n], |stats| stats.std.clone())))

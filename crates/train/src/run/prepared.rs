@@ -579,6 +579,7 @@ fn describe(spec: &Spec) -> String {
 fn describe_target(spec: &Spec) -> String {
     match &spec.target {
         Target::Class { classes, .. } => format!("{classes} classes"),
+        Target::Tags { classes, .. } => format!("one of {classes} tags for each word"),
         Target::NextId => "the next id".into(),
         Target::Numbers { n: 1, .. } => "a number to predict".into(),
         Target::Numbers { n, .. } => format!("{n} numbers to predict"),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use polyreme_data::{Loader, LoaderOptions, Span, time_of};
+use polyreme_data::{Loader, LoaderOptions, Span, counted_of, time_of};
 use polyreme_parallel::Norms;
 
 use super::prepared::Prepared;
@@ -87,7 +87,11 @@ impl Run {
             .then(|| time_of(self.prepared.sets.train.as_ref(), order, pace.start(first), pace.len(first)));
         let rounds = self.part.rounds(first);
         let part = RankStep {
-            samples: pace.len(first),
+            labels: &|k| {
+                let step = first + k as u64;
+                let order = self.prepared.order(pace.epoch(step));
+                counted_of(self.prepared.sets.train.as_ref(), order, pace.start(step), pace.len(step))
+            },
             kind: StepKind { microbatches, rounds, steps: n_steps, time: time.flatten() },
             lr: &|k| self.prepared.lr(first + k as u64) as f32,
             loss_scale: self.progress.loss_scale.map_or(1.0, |s| s.scale),

@@ -89,7 +89,7 @@ fn twin(lines: &str, flushed: &Prepared) -> (Vec<f64>, Tensors) {
             time: None,
         };
         let of = RankStep {
-            samples: pace.len(step),
+            labels: &|_| pace.len(step) * prepared.spec.n_labels(),
             kind,
             lr: &|_| prepared.lr(step) as f32,
             loss_scale: 1.0,

@@ -86,7 +86,7 @@ impl Data {
     ) -> Result<StepResult, TrainError> {
         let (microbatches, rounds) = (part.microbatches(step), part.rounds(step));
         let of = RankStep {
-            samples: pace.len(step),
+            labels: &|_| pace.len(step),
             kind: StepKind { microbatches, rounds, steps: 1, time: None },
             lr: &|_| 0.01,
             loss_scale: 1.0,
@@ -266,7 +266,7 @@ fn mixed_labels_count_by_their_share() {
             samples: Tally::default(),
         };
         let step = RankStep {
-            samples: 2,
+            labels: &|_| 2,
             kind: part.kinds()[0],
             lr: &|_| 0.01,
             loss_scale: 1.0,

@@ -150,3 +150,102 @@ fn numbers_are_learnt_of_texts() {
     let r2 = one.watcher.metrics.iter().rev().find(|(name, _)| name == "val_r2").unwrap().1;
     assert!(r2 > 0.9, "{r2}");
 }
+
+/// 150 lists of words, most of them short, with a tag for each word: whether it has an `x`, or comes after one that has.
+fn tagged_words(folder: &Path) {
+    let mut text = String::new();
+    for i in 0..150_usize {
+        let n = if i % 7 == 0 { 9 + i % 8 } else { 1 + i % 5 };
+        let has = |k: usize| (i * 31 + k * k * 7 + k).is_multiple_of(3);
+        let word = |k: usize| format!("{}{}", "ab".repeat(1 + (i + k) % 2), if has(k) { "x" } else { "" });
+        let tag = |k: usize| match () {
+            () if has(k) => "B",
+            () if k > 0 && has(k - 1) => "I",
+            () => "O",
+        };
+        let words: Vec<String> = (0..n).map(word).collect();
+        let tags: Vec<&str> = (0..n).map(tag).collect();
+        writeln!(text, "{{\"words\": {words:?}, \"tags\": {tags:?}}}").unwrap();
+    }
+    std::fs::write(folder.join("words.jsonl"), text).unwrap();
+}
+
+fn tag_lines(folder: &Path, model: &str, more: &str) -> String {
+    let path = folder.join("words.jsonl").display().to_string();
+    let lines = lines(folder, model, more).replace("kind = 'csv'", "kind = 'jsonl'");
+    let lines = lines.replace(&folder.join("texts.csv").display().to_string(), &path);
+    lines.replace("text = 'body'\nlabel = 'kind'", "text = 'words'\ntags = 'tags'")
+}
+
+#[test]
+fn tags_count_by_words_on_any_ranks_and_padding() {
+    let stack =
+        "layers = [{ kind = 'embedding', width = 12 }, { kind = 'gru', hidden = 8 }, { kind = 'linear' }]";
+    for (k, model) in [MODELS[0], MODELS[1], MODELS[2], stack].into_iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        tagged_words(folder);
+        let one = train(folder, "one", &tag_lines(folder, model, ""), 1);
+        let many = tag_lines(folder, model, "accumulate = 3\n[parallel]\nbalance = [3, 1, 2]\n");
+        agree(&one, &train(folder, "many", &many, 3), model);
+        let axes: &[&str] = match k {
+            0 => &["stage", "tensor", "sequence"],
+            2 => &["stage", "tensor"],
+            _ => &[],
+        };
+        for axis in axes {
+            let mesh = tag_lines(folder, model, &format!("[parallel]\n{axis} = 2\n"));
+            agree(&one, &train(folder, axis, &mesh, 2), &format!("{axis}: {model}"));
+        }
+        // The same samples with more padding.
+        let in_order = |buckets: &str| {
+            tag_lines(folder, model, "")
+                .replace("buckets = 3", &format!("order = 'in-order'\nbuckets = {buckets}"))
+        };
+        let (few, all) = (train(folder, "few", &in_order("3"), 1), train(folder, "all", &in_order("1"), 1));
+        agree(&few, &all, model);
+    }
+}
+
+#[test]
+fn the_loss_of_tags_is_the_mean_over_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    tagged_words(folder);
+    // Nothing is learnt: the first loss of a whole set is the mean over its words, whatever batches it is cut into.
+    let lines = |batch: usize, steps: usize| {
+        let lines = tag_lines(folder, MODELS[0], "").replace("lr = 3e-3", "lr = 1e-12");
+        let lines = lines
+            .replace("batch = 36", &format!("batch = {batch}"))
+            .replace("buckets = 3", "buckets = 3\nvalidation = 0.0");
+        lines.replace("steps = 16", &format!("steps = {steps}")).replace("evaluate_every = 7\n", "")
+    };
+    let prepared = Prepared::new(job(&lines(50, 3)), Given::default(), 1).unwrap();
+    let set = prepared.sets.train.as_ref();
+    let words = |step: u64| {
+        let (start, len) = (prepared.pace.start(step), prepared.pace.len(step));
+        polyreme_data::counted_of(set, prepared.order(0), start, len) as f64
+    };
+    let all: usize = (0..set.len()).map(|idx| set.n_counted(idx).unwrap()).sum();
+    assert_eq!((0..3).map(words).sum::<f64>(), all as f64);
+    let whole = train(folder, "whole", &lines(150, 1), 1).watcher.losses[0];
+    let parts = train(folder, "parts", &lines(50, 3), 1).watcher.losses;
+    let mean = (0..3).map(|k| parts[k] * words(k as u64)).sum::<f64>() / all as f64;
+    assert!((whole - mean).abs() < 1e-6 * whole, "{whole} and {mean}");
+    // By samples it would be another number.
+    let by_samples = parts.iter().sum::<f64>() / 3.0;
+    assert!((whole - by_samples).abs() > 1e-5 * whole, "{whole} and {by_samples}");
+}
+
+#[test]
+fn tags_are_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    tagged_words(folder);
+    let lines = tag_lines(folder, MODELS[2], "")
+        .replace("steps = 16", "steps = 120")
+        .replace("lr = 3e-3", "lr = 1e-2");
+    let one = train(folder, "one", &lines, 2);
+    let accuracy = one.watcher.metrics.iter().rev().find(|(name, _)| name == "val_accuracy").unwrap().1;
+    assert!(accuracy > 0.95, "{accuracy}");
+}

@@ -64,13 +64,13 @@ fn every_model_has_its_sizes() {
     check(
         "kind = \"bigru\"\nvocab = 9\nwidth = 8\nhidden = 7\nlayers = 1\ncontext = 6\nclasses = 2",
         "Recurrent(RecurrentClassifier { cell: Gru, vocab: 9, width: 8, hidden: 7, layers: 1, bidirectional: true, \
-         context: 6, dropout: 0.0, classes: 2, padding: None })",
+         context: 6, dropout: 0.0, classes: 2, padding: None, tags: false })",
         &[],
     );
     check(
         "kind = \"encoder\"\nheads = 2\nwidth = 8\nhidden = 16",
         "Encoder(EncoderClassifier { vocab: 64, width: 8, heads: 2, hidden: 16, layers: 2, context: 32, dropout: 0.0, \
-         classes: 5, padding: None })",
+         classes: 5, padding: None, tags: false })",
         &["vocab", "context", "classes"],
     );
 }

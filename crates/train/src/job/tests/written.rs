@@ -198,7 +198,7 @@ fn choice() -> impl Strategy<Value = ColumnChoice> {
     let names = prop::collection::vec("[a-z\" ]{1,9}", 1..3);
     let texts = (names, prop::option::of(path()), prop::option::of(1..99_usize), 1..16_usize).prop_map(
         |(columns, tokenizer, length, buckets)| ColumnChoice {
-            text: TextChoice { columns, tokenizer, length, buckets },
+            text: TextChoice { columns, tokenizer, length, buckets, tags: None },
             ..ColumnChoice::default()
         },
     );
