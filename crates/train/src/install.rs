@@ -11,8 +11,9 @@ use polyreme_exec::{Engine, Kept, Slot};
 use crate::checkpoint::{CheckpointError, Difference, TensorFile, TensorShape};
 use crate::error::TrainError;
 use crate::learner::Learner;
+use crate::pretrained::ModelFile;
 use crate::starting::StartingWeights;
-use crate::weights::{View, write_weights};
+use crate::weights::View;
 use crate::whole::{WholeModel, put};
 
 /// Elements that are told at once.
@@ -175,7 +176,13 @@ pub(crate) fn shipped_types(whole: &WholeModel, dtype: DType) -> Vec<DType> {
 
 /// Writes the model that a learner which has all of it would ship: its parameters, averaged if they are, as `dtype`, and its
 /// states. `batches` is how many batches its batch norms have seen.
-pub fn ship(path: &Path, learner: &Learner, dtype: DType, batches: u64) -> Result<(), CheckpointError> {
+pub fn ship(
+    path: &Path,
+    learner: &Learner,
+    dtype: DType,
+    batches: u64,
+    form: &ModelFile,
+) -> Result<(), CheckpointError> {
     let (params, arena) = learner.shipped();
     let states = learner.engine().state_slots();
     let state_arena = learner.engine().kept(Kept::States);
@@ -186,5 +193,7 @@ pub fn ship(path: &Path, learner: &Learner, dtype: DType, batches: u64) -> Resul
         let slot: &Slot = slot;
         View { name: &slot.name, dims: &slot.dims, dtype, data }
     };
-    write_weights(path, &of.zip(types).map(view).collect::<Vec<_>>(), Some(batches))
+    let views: Vec<View> = of.zip(types).map(view).collect();
+    let heads: Vec<_> = views.iter().map(|view| (view.name, view.dims, view.dtype)).collect();
+    form.write(path, &heads, batches, views.as_slice())
 }

@@ -12,6 +12,8 @@
 //!   evaluate.
 //! - [`ledger`]: which samples have counted.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
+//! - [`pretrained`]: models of Hugging Face's `transformers`, as they are read and written.
+//! - `about`: what the file of a run's model says of itself.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
 //!   [`whole`]: the tensors of a model, whichever rank has them.
 //! - [`record`]: what a run leaves for people and tools.
@@ -20,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod about;
 pub mod balance;
 pub mod checkpoint;
 mod draw;
@@ -47,6 +50,7 @@ pub mod net;
 pub mod pace;
 pub mod predict;
 pub mod preparation;
+pub mod pretrained;
 pub mod record;
 pub mod run;
 pub mod schedule;

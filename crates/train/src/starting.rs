@@ -3,18 +3,25 @@
 //! A file must have exactly the model's tensors once names are translated and those of a new head are set aside: one that is
 //! missing or left over is more often a mistake than a wish. Where it is a wish, a rule of `model.map` says so.
 
+use std::borrow::Cow;
 use std::path::Path;
+
+use polyreme_nn::Model;
 
 use crate::checkpoint::{CheckpointError, TensorShape};
 use crate::job::{HeadStart, ModelSpec, NameRule};
+use crate::pretrained::folder::WEIGHTS_FILE;
+use crate::pretrained::{Family, names};
 use crate::weights::{Weight, WeightsFile, match_weights};
 
 /// A file to begin with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct StartingWeights<'a> {
-    path: &'a Path,
+    path: Cow<'a, Path>,
     rules: &'a [NameRule],
     head: HeadStart,
+    /// Whose names the file may have, and whether the model's head is its table of tokens.
+    family: Option<(Family, bool)>,
 }
 
 /// What is taken of such a file.
@@ -28,21 +35,33 @@ pub(crate) struct Taken {
 impl<'a> StartingWeights<'a> {
     /// A file with the model's names and all of its tensors.
     pub fn file(path: &'a Path) -> StartingWeights<'a> {
-        StartingWeights { path, rules: &[], head: HeadStart::File }
+        StartingWeights { path: path.into(), rules: &[], head: HeadStart::File, family: None }
     }
 
     /// Those that a model names, if it does.
     pub fn of(model: &'a ModelSpec) -> Option<StartingWeights<'a>> {
-        let path = model.weights.as_deref()?;
-        Some(StartingWeights { path, rules: &model.map, head: model.head })
+        let of_folder = || model.path.as_ref().map(|folder| folder.join(WEIGHTS_FILE).into());
+        let path = model.weights.as_deref().map(Cow::Borrowed).or_else(of_folder)?;
+        let tied = matches!(&model.model, Model::Gpt2(m) if m.tied);
+        let family = Family::of(&model.model).map(|family| (family, tied));
+        Some(StartingWeights { path, rules: &model.map, head: model.head, family })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Reads the file for a model with these tensors, of which the first `n_params` are parameters. Numbers that are not finite
     /// are refused here: in training they would be blamed on the learning rate.
     pub(crate) fn read(&self, model: &[TensorShape], n_params: usize) -> Result<Taken, CheckpointError> {
-        let path = self.path;
+        let path = self.path();
         let mut file = WeightsFile::read(path)?;
-        renamed(&mut file, self.rules).map_err(|why| CheckpointError::Weights { path: path.into(), why })?;
+        let wrong = |why| CheckpointError::Weights { path: path.into(), why };
+        renamed(&mut file, self.rules).map_err(wrong)?;
+        if let Some((family, tied)) = self.family {
+            names::to_ours(family, tied, &mut file).map_err(wrong)?;
+        }
         let names: Vec<String> = model[..n_params].iter().map(|t| t.name.clone()).collect();
         let new = match self.head {
             HeadStart::File => Vec::new(),
@@ -110,18 +129,22 @@ fn renamed(file: &mut WeightsFile, rules: &[NameRule]) -> Result<(), String> {
 
 /// What a rule makes of a name; nothing if it is not of that form.
 fn translated(rule: &NameRule, name: &str) -> Option<String> {
-    let parts = stars(&rule.from, name)?;
-    let mut pieces = rule.to.split('*');
-    let mut new = pieces.next().unwrap_or_default().to_string();
-    for (piece, part) in pieces.zip(parts) {
-        new.push_str(part);
-        new.push_str(piece);
+    Some(filled_in(&rule.to, &stars(&rule.from, name)?))
+}
+
+/// A pattern with what its stars stand for.
+pub(crate) fn filled_in(pattern: &str, stood_for: &[&str]) -> String {
+    let mut pieces = pattern.split('*');
+    let mut text = pieces.next().unwrap_or_default().to_string();
+    for (piece, part) in pieces.zip(stood_for) {
+        text.push_str(part);
+        text.push_str(piece);
     }
-    Some(new)
+    text
 }
 
 /// What the stars of a pattern stand for in a text: each for as little as can be, the last one for the rest.
-fn stars<'t>(pattern: &str, text: &'t str) -> Option<Vec<&'t str>> {
+pub(crate) fn stars<'t>(pattern: &str, text: &'t str) -> Option<Vec<&'t str>> {
     let (first, rest) = match pattern.split_once('*') {
         None => return (pattern == text).then(Vec::new),
         Some(split) => split,

@@ -2,7 +2,7 @@
 //!
 //! Names and layouts are PyTorch's on both sides, so that nothing is translated here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -52,6 +52,8 @@ pub struct WeightsFile {
     pub weights: Vec<Weight>,
     /// Tensors of integers and booleans.
     pub integers: Vec<Integers>,
+    /// What its header says beside them.
+    pub about: BTreeMap<String, String>,
 }
 
 /// A tensor of integers: a counter or a mask, never weights.
@@ -169,14 +171,16 @@ pub fn write_weights(
     write_weights_on(&Disk::default(), path, tensors, batch_norm_steps)
 }
 
-/// Writes a safetensors file as [`write_weights`] does, of tensors by name, dims and type whose numbers come from anywhere.
+/// Writes a safetensors file as [`write_weights`] does, of tensors by name, dims and type whose numbers come from anywhere, with
+/// texts about it in its header.
 pub(crate) fn write_tensors<'a>(
     path: &Path,
     tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
     batch_norm_steps: Option<u64>,
+    about: &[(String, String)],
     numbers: &(impl TensorSource + ?Sized),
 ) -> Result<(), CheckpointError> {
-    write_tensors_on(&Disk::default(), path, tensors, batch_norm_steps, numbers)
+    write_tensors_on(&Disk::default(), path, tensors, batch_norm_steps, about, numbers)
 }
 
 pub(crate) fn write_weights_on(
@@ -193,7 +197,7 @@ pub(crate) fn write_weights_on(
         }
     }
     let heads = tensors.iter().map(|t| (t.name, t.dims, t.dtype));
-    write_tensors_on(disk, path, heads, batch_norm_steps, tensors)
+    write_tensors_on(disk, path, heads, batch_norm_steps, &[], tensors)
 }
 
 fn write_tensors_on<'a>(
@@ -201,6 +205,7 @@ fn write_tensors_on<'a>(
     path: &Path,
     tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
     batch_norm_steps: Option<u64>,
+    about: &[(String, String)],
     numbers: &(impl TensorSource + ?Sized),
 ) -> Result<(), CheckpointError> {
     let Some(name) = path.file_name() else {
@@ -208,7 +213,7 @@ fn write_tensors_on<'a>(
     };
     let name = name.to_string_lossy();
     let folder = above(path);
-    let layout = Layout::new(tensors, batch_norm_steps, &name)?;
+    let layout = Layout::new(tensors, batch_norm_steps, about, &name)?;
     let aside = folder.join(format!(".writing-{name}-{}", std::process::id()));
     let write = || -> Result<(), CheckpointError> {
         layout.write(disk, &aside, numbers)?;

@@ -1,6 +1,6 @@
 //! The linear layer: `x·weightᵀ + bias`.
 
-use polyreme_graph::{Builder, Tensor, Traced};
+use polyreme_graph::{Builder, Init, Tensor, Traced};
 
 use super::{positive, uniform};
 
@@ -27,11 +27,20 @@ impl Linear {
 
     /// `[.., inputs]` → `[.., outputs]`.
     pub fn trace(&self, b: &mut Builder, name: &str, x: Tensor) -> Traced {
+        self.trace_inits(b, name, x, [uniform(self.inputs); 2])
+    }
+
+    /// The same with weights that begin as `init` says and a bias of 0, as transformers often have it.
+    pub fn trace_from(&self, b: &mut Builder, name: &str, x: Tensor, init: Init) -> Traced {
+        self.trace_inits(b, name, x, [init, Init::Const(0.0)])
+    }
+
+    fn trace_inits(&self, b: &mut Builder, name: &str, x: Tensor, inits: [Init; 2]) -> Traced {
         let &Linear { inputs, outputs, bias } = self;
         b.layer(name, |b| {
             positive(b, "linear", &[("inputs", inputs), ("outputs", outputs)])?;
-            let weight = b.param("weight", [outputs, inputs], uniform(inputs))?;
-            let bias = bias.then(|| b.param("bias", [outputs], uniform(inputs))).transpose()?;
+            let weight = b.param("weight", [outputs, inputs], inits[0])?;
+            let bias = bias.then(|| b.param("bias", [outputs], inits[1])).transpose()?;
             b.linear(x, weight, bias)
         })
     }

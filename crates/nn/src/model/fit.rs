@@ -127,7 +127,7 @@ impl Model {
             Model::Mlp(_) => &["inputs", "classes"],
             Model::Lenet(_) => &["channels", "image", "classes"],
             Model::Cnn(_) | Model::AlexNet(_) | Model::ResNet(_) => &["channels", "classes"],
-            Model::Gpt(_) => &["vocab", "context"],
+            Model::Gpt(_) | Model::Gpt2(_) => &["vocab", "context"],
             Model::Recurrent(_) | Model::Encoder(_) => &["vocab", "context", "classes"],
             Model::Layers(_) => &["input", "classes"],
         }
@@ -206,11 +206,15 @@ impl Model {
             (Model::Lenet(_) | Model::Cnn(_) | Model::AlexNet(_) | Model::ResNet(_), _) => {
                 return kind("images");
             }
-            (Model::Gpt(m), Sample::Ids { vocab, time }) if answer == Answer::NextId => {
-                set_ids(&mut m.vocab, &mut m.context, vocab, time, open("vocab"), open("context"))?;
+            (
+                Model::Gpt(super::Gpt { vocab: v, context: c, .. })
+                | Model::Gpt2(super::Gpt2 { vocab: v, context: c, .. }),
+                Sample::Ids { vocab, time },
+            ) if answer == Answer::NextId => {
+                set_ids(v, c, vocab, time, open("vocab"), open("context"))?;
                 fitted.time = Some(time);
             }
-            (Model::Gpt(_), _) => return kind("text whose labels are the next tokens"),
+            (Model::Gpt(_) | Model::Gpt2(_), _) => return kind("text whose labels are the next tokens"),
             (
                 Model::Recurrent(super::RecurrentClassifier {
                     vocab: v, context: c, padding: p, tags, ..
@@ -262,7 +266,7 @@ impl Model {
             Model::ResNet(m) => Some(&mut m.classes),
             Model::Recurrent(m) => Some(&mut m.classes),
             Model::Encoder(m) => Some(&mut m.classes),
-            Model::Gpt(_) | Model::Layers(_) => None,
+            Model::Gpt(_) | Model::Gpt2(_) | Model::Layers(_) => None,
         }
     }
 }
@@ -402,7 +406,7 @@ mod tests {
         for name in Model::NAMES {
             let mut model = Model::by_name(name).unwrap();
             let (sample, answer) = match &model {
-                Model::Gpt(_) => (TEXT, Answer::NextId),
+                Model::Gpt(_) | Model::Gpt2(_) => (TEXT, Answer::NextId),
                 Model::Recurrent(_) | Model::Encoder(_) => (TEXT, TEN),
                 Model::Mlp(_) => (Sample::Row { width: 30 }, TEN),
                 _ => (Sample::Image { channels: 2, height: 64, width: 70 }, TEN),

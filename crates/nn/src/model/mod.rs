@@ -9,6 +9,7 @@ mod cnn;
 mod encoder;
 mod fit;
 mod gpt;
+mod gpt2;
 mod lenet;
 mod mlp;
 mod recurrent;
@@ -25,6 +26,7 @@ pub use cnn::Cnn;
 pub use encoder::EncoderClassifier;
 pub use fit::{Answer, FitError, Fitted, Sample};
 pub use gpt::Gpt;
+pub use gpt2::Gpt2;
 pub use lenet::Lenet;
 pub use mlp::Mlp;
 pub use recurrent::RecurrentClassifier;
@@ -47,6 +49,8 @@ pub enum Model {
     Cnn(Cnn),
     /// A decoder-only transformer.
     Gpt(Gpt),
+    /// The decoder-only transformer GPT-2.
+    Gpt2(Gpt2),
     /// torchvision's AlexNet.
     AlexNet(AlexNet),
     /// torchvision's ResNets.
@@ -107,11 +111,12 @@ pub struct UnknownModel {
 
 impl Model {
     /// The names that [`Model::by_name`] knows.
-    pub const NAMES: [&str; 18] = [
+    pub const NAMES: [&str; 19] = [
         "mlp",
         "lenet",
         "cnn",
         "gpt",
+        "gpt2",
         "alexnet",
         "resnet18",
         "resnet34",
@@ -139,6 +144,7 @@ impl Model {
             "lenet" => Model::Lenet(Lenet::default()),
             "cnn" => Model::Cnn(Cnn::default()),
             "gpt" => Model::Gpt(Gpt::default()),
+            "gpt2" => Model::Gpt2(Gpt2::default()),
             "alexnet" => Model::AlexNet(AlexNet::default()),
             "resnet18" => resnet(Depth::D18, Stem::ImageNet),
             "resnet34" => resnet(Depth::D34, Stem::ImageNet),
@@ -164,6 +170,7 @@ impl Model {
             Model::Lenet(_) => "lenet",
             Model::Cnn(_) => "cnn",
             Model::Gpt(_) => "gpt",
+            Model::Gpt2(_) => "gpt2",
             Model::AlexNet(_) => "alexnet",
             Model::ResNet(m) => match (m.depth, m.stem) {
                 (Depth::D18, Stem::ImageNet) => "resnet18",
@@ -205,6 +212,7 @@ impl Model {
             Model::AlexNet(m) => image(m.channels, AlexNet::IMAGE),
             Model::ResNet(m) => image(m.channels, m.stem.image()),
             Model::Gpt(m) => ids(m.context),
+            Model::Gpt2(m) => ids(m.context),
             Model::Recurrent(m) => ids(m.context),
             Model::Encoder(m) => ids(m.context),
             Model::Layers(m) => m.input(options),
@@ -219,6 +227,7 @@ impl Model {
             | Model::Encoder(EncoderClassifier { context, tags: true, .. }) => {
                 options.batch * options.time.unwrap_or(*context)
             }
+            Model::Gpt2(m) => options.batch * options.time.unwrap_or(m.context),
             Model::Layers(m) if m.is_per_token() => {
                 // Saturating: sizes that no memory holds are errors of the layers.
                 m.input(options).shape.dims().iter().fold(1, |n, &d| n.saturating_mul(d))
@@ -234,6 +243,7 @@ impl Model {
             Model::Lenet(m) => m.classes,
             Model::Cnn(m) => m.classes,
             Model::Gpt(m) => m.vocab,
+            Model::Gpt2(m) => m.vocab,
             Model::AlexNet(m) => m.classes,
             Model::ResNet(m) => m.classes,
             Model::Recurrent(m) => m.classes,
@@ -249,6 +259,7 @@ impl Model {
             Model::Lenet(m) => m.logits(b, x, training),
             Model::Cnn(m) => m.logits(b, x, training),
             Model::Gpt(m) => m.logits(b, x, training),
+            Model::Gpt2(m) => m.logits(b, x, training),
             Model::AlexNet(m) => m.logits(b, x, training),
             Model::ResNet(m) => m.logits(b, x, training),
             Model::Recurrent(m) => m.logits(b, x, training),

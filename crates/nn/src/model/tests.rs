@@ -28,6 +28,7 @@ fn parameters_are_as_many_as_in_pytorch() {
     check("lenet", 62_006);
     check("cnn", 1_148_874);
     check("gpt", 10_942_464);
+    check("gpt2", 124_439_808);
     check("alexnet", 57_044_810);
     check("resnet18", 11_181_642);
     check("resnet34", 21_289_802);
@@ -82,6 +83,7 @@ fn the_default_batch_is_what_each_model_was_made_for() {
     check("resnet50", &[8, 3, 224, 224], DType::F32);
     check("resnet50_cifar", &[8, 3, 32, 32], DType::F32);
     check("gpt", &[8, 256], DType::I32);
+    check("gpt2", &[8, 1024], DType::I32);
     check("lstm", &[8, 20], DType::I32);
     check("encoder", &[8, 32], DType::I32);
 }
@@ -139,7 +141,7 @@ fn errors_name_the_layer() {
 fn an_unknown_name_is_told_the_known_ones() {
     let error = Model::by_name("vgg").unwrap_err().to_string();
     assert!(
-        error.starts_with("unknown model `vgg`; known are mlp, lenet, cnn, gpt, alexnet, resnet18"),
+        error.starts_with("unknown model `vgg`; known are mlp, lenet, cnn, gpt, gpt2, alexnet, resnet18"),
         "{error}"
     );
 }

@@ -186,6 +186,7 @@ impl BenchJob {
         let Features::Ids { time, .. } = &mut self.spec.features else { return Err(no_sequences()) };
         match &mut self.net {
             Net::Model(Model::Gpt(m)) => m.context = context,
+            Net::Model(Model::Gpt2(m)) => m.context = context,
             Net::Model(Model::Encoder(m)) => m.context = context,
             Net::Model(Model::Recurrent(m)) => m.context = context,
             _ => {
@@ -277,6 +278,7 @@ fn made_for(model: &Model, loss: LossKind) -> Spec {
     let input = model.input(&TraceOptions::training(1));
     let vocab = match model {
         Model::Gpt(m) => m.vocab,
+        Model::Gpt2(m) => m.vocab,
         Model::Recurrent(m) => m.vocab,
         Model::Encoder(m) => m.vocab,
         Model::Layers(m) => match m.input {
@@ -294,7 +296,7 @@ fn made_for(model: &Model, loss: LossKind) -> Spec {
     };
     let (n, names) = (model.classes(), Vec::new());
     let target = match (model, loss.labels()) {
-        (Model::Gpt(_), _) => Target::NextId,
+        (Model::Gpt(_) | Model::Gpt2(_), _) => Target::NextId,
         (Model::Layers(m), _) if m.is_per_token() => Target::NextId,
         (_, LabelKind::Classes) => Target::Class { classes: n, names },
         (_, LabelKind::Numbers) => Target::Numbers { n, names },

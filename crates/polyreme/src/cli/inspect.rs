@@ -1,5 +1,6 @@
 //! `polyreme inspect`: what is in a run, a checkpoint, a weights file, a job or a table.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use polyreme_train::lower::{Lowering, forward_in, training_graph};
 use polyreme_train::record::history::{Column, History};
 use polyreme_train::run::{Prepared, Progress, kernels};
 use polyreme_train::trained::Trained;
-use polyreme_train::weights::read_weights;
+use polyreme_train::weights::WeightsFile;
 use serde::Serialize;
 use serde_json::json;
 
@@ -88,8 +89,9 @@ pub(super) fn inspect(app: &App, args: &InspectArgs) -> CommandResult {
     }
     let place = checkpoint::resolve(&args.path)?;
     if let GivenPath::Weights(file) = &place {
-        let tensors: Vec<_> =
-            read_weights(file)?.iter().map(|w| Tensor::new(&w.name, &w.dims, w.dtype)).collect();
+        let found = WeightsFile::read(file)?;
+        let tensors: Vec<_> = found.weights.iter().map(|w| Tensor::new(&w.name, &w.dims, w.dtype)).collect();
+        show_about(&found.about, args.json)?;
         return show_tensors(&tensors, args.json);
     }
     let trained = Trained::open(&args.path, &app.given())?;
@@ -213,6 +215,27 @@ fn show_graph(
         Form::Program => program()?.to_string(),
     };
     Ok(io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+/// What a file says of itself: as JSON one line, of which those texts that are JSON are a part.
+fn show_about(about: &BTreeMap<String, String>, json: bool) -> CommandResult {
+    let texts = about.iter().filter(|(key, _)| *key != "format");
+    if json {
+        let parsed = |text: &String| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+        let texts: serde_json::Map<_, _> = texts.map(|(key, text)| (key.clone(), parsed(text))).collect();
+        return if texts.is_empty() { Ok(()) } else { print_json(&json!({ "about": texts })) };
+    }
+    let mut out = io::stdout().lock();
+    for (key, text) in texts {
+        match text.trim().contains('\n') {
+            false => writeln!(out, "  {key}: {text}")?,
+            true => {
+                writeln!(out, "  {key}:")?;
+                text.trim().lines().try_for_each(|line| writeln!(out, "    {line}"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn show_tensors(tensors: &[Tensor], json: bool) -> CommandResult {

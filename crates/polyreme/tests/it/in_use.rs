@@ -134,6 +134,24 @@ fn weights_from_elsewhere_are_where_training_starts() {
     let job = job.to_str().unwrap();
     json(folder.path(), &["train", job, "--json", "--set", "train.epochs=8", "--output", "first"]);
     let trained = &json(folder.path(), &["eval", "first", "--json"])[0]["metrics"]["test_accuracy"];
+    // The file says what it is: enough to use it without the run.
+    let about = &json(folder.path(), &["inspect", "first/model.safetensors", "--json"])[0]["about"];
+    assert_eq!(about["preparation"]["sample"]["image"], serde_json::json!([1, 8, 8]), "{about}");
+    assert_eq!(about["preparation"]["classes"].as_array().map(Vec::len), Some(10), "{about}");
+    assert!(
+        about["preparation"]["mean"][0].is_number() && about["preparation"]["std"][0].is_number(),
+        "{about}"
+    );
+    assert!(
+        about["job"].as_str().is_some_and(|job| job.contains("[train]") && job.contains("epochs = 8")),
+        "{about}"
+    );
+    let shown = polyreme(folder.path(), &["inspect", "first/model.safetensors"]).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(
+        shown.contains("  job:\n") && shown.contains("preparation: {") && shown.contains("tensors,"),
+        "{shown}"
+    );
     // One step that changes next to nothing.
     let args = [
         "train",

@@ -2,7 +2,7 @@
 //!
 //! The header is the `safetensors` crate's; its functions for whole files want all bytes in memory at once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -67,10 +67,11 @@ impl TensorSource for [View<'_>] {
 impl Layout {
     /// The layout of tensors, by name, dims and what their numbers are rounded to: those of larger numbers first, as the
     /// format wants it so that all are aligned, else in their order. With `counter`, each batch norm gets the counter of
-    /// steps that PyTorch expects beside its mean. `file` is for errors.
+    /// steps that PyTorch expects beside its mean. `about` is said in the header. `file` is for errors.
     pub(crate) fn new<'a>(
         tensors: impl Iterator<Item = (&'a str, &'a [usize], DType)> + Clone,
         counter: Option<u64>,
+        about: &[(String, String)],
         file: &str,
     ) -> Result<Layout, CheckpointError> {
         let wrong = |why: String| CheckpointError::Snapshot { file: file.into(), why };
@@ -115,7 +116,8 @@ impl Layout {
         }
         let ranges: Vec<_> = infos[n_counters..].iter().map(|(_, info)| info.data_offsets).collect();
         let n_tensors = infos.len();
-        let about = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let format = ("format".to_string(), "pt".to_string());
+        let about: HashMap<_, _> = about.iter().cloned().chain([format]).collect();
         let metadata = Metadata::new(Some(about), infos).map_err(|e| wrong(e.to_string()))?;
         let mut header = serde_json::to_vec(&metadata).map_err(|e| wrong(e.to_string()))?;
         header.resize(header.len().next_multiple_of(8), b' ');
@@ -216,6 +218,15 @@ pub(super) fn read_heads(
     n_bytes: u64,
     path: &Path,
 ) -> Result<Vec<Head>, CheckpointError> {
+    Ok(read_header(reader, n_bytes, path)?.0)
+}
+
+/// The same, and what the header says beside them.
+fn read_header(
+    reader: &mut impl Read,
+    n_bytes: u64,
+    path: &Path,
+) -> Result<(Vec<Head>, BTreeMap<String, String>), CheckpointError> {
     let corrupt = |offset: u64, why: String| CheckpointError::corrupt(path, offset, why);
     if n_bytes < 8 {
         return Err(corrupt(n_bytes, "too short for a safetensors file".into()));
@@ -247,7 +258,9 @@ pub(super) fn read_heads(
         });
         Some(dtype.map(|dtype| Head { name, dims: info.shape.clone(), dtype, n_bytes: end - first }))
     };
-    metadata.offset_keys().into_iter().filter_map(head).collect()
+    let heads = metadata.offset_keys().into_iter().filter_map(head).collect::<Result<_, _>>()?;
+    let about = metadata.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone()));
+    Ok((heads, about.collect()))
 }
 
 impl Head {
@@ -289,7 +302,8 @@ pub(crate) fn read_all(
     path: &Path,
 ) -> Result<WeightsFile, CheckpointError> {
     let (mut weights, mut integers) = (Vec::new(), Vec::new());
-    for head in read_heads(reader, n_bytes, path)? {
+    let (heads, about) = read_header(reader, n_bytes, path)?;
+    for head in heads {
         let mut data: Vec<f32> = Vec::new();
         if head.is_float() {
             // The file's length bounds this, but a file may be larger than memory.
@@ -307,7 +321,7 @@ pub(crate) fn read_all(
             _ => integers.push(Integers { name: head.name, dtype: head.dtype, value }),
         }
     }
-    Ok(WeightsFile { weights, integers })
+    Ok(WeightsFile { weights, integers, about })
 }
 
 fn fill(reader: &mut impl Read, bytes: &mut [u8], path: &Path) -> Result<(), CheckpointError> {

@@ -70,7 +70,7 @@ fn write_aside(disk: &Disk, root: &Path, aside: &Path, snapshot: &Snapshot) -> R
     snapshot.shards.iter().try_for_each(check)?;
     let layout = |shard: &Shard| {
         let tensors = shard.tensors.iter().map(|at| (at.name.as_str(), at.dims.as_slice(), shard.dtype));
-        Layout::new(tensors, Some(snapshot.batches), &shard.file)
+        Layout::new(tensors, Some(snapshot.batches), &[], &shard.file)
     };
     let layouts = snapshot.shards.iter().map(layout).collect::<Result<Vec<_>, _>>()?;
     let mut manifest = manifest_of(snapshot, &layouts)?;

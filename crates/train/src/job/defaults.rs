@@ -47,8 +47,8 @@ impl ModelSpec {
             _ => true,
         });
         let from_data = open.map(|s| s.to_string()).collect();
-        let (weights, map, head, freeze) = (None, Vec::new(), HeadStart::File, Vec::new());
-        ModelSpec { model, from_data, weights, map, head, freeze, f32_layers: Vec::new() }
+        let (path, weights, map, head, freeze) = (None, None, Vec::new(), HeadStart::File, Vec::new());
+        ModelSpec { model, from_data, path, weights, map, head, freeze, f32_layers: Vec::new() }
     }
 
     /// The model as it is; data of other sizes are an error.
@@ -60,6 +60,7 @@ impl ModelSpec {
     pub fn context(&self) -> Option<usize> {
         match &self.model {
             Model::Gpt(m) => Some(m.context),
+            Model::Gpt2(m) => Some(m.context),
             Model::Recurrent(m) => Some(m.context),
             Model::Encoder(m) => Some(m.context),
             Model::Layers(m) => match m.input {
@@ -87,7 +88,19 @@ impl ModelSpec {
             Target::NextId => Answer::NextId,
             Target::Numbers { n, .. } | Target::Labels { n, .. } => Answer::Values { n: *n },
         };
-        let fitted = self.model.fit(sample, answer, &self.from_data)?;
+        let fitted = self.model.fit(sample, answer, &self.from_data).map_err(|error| match error {
+            // Sizes of a folder cannot be left to the data.
+            FitError::Differs { key: key @ ("vocab" | "context"), said, found, .. }
+                if self.path.is_some() =>
+            {
+                let advice = match key {
+                    "vocab" => "take the tokenizer that belongs to the model",
+                    _ => "the model's weights have no more; make `data.context` smaller",
+                };
+                FitError::Differs { key, said, found, advice }
+            }
+            error => error,
+        })?;
         self.from_data.clear();
         Ok(fitted)
     }

@@ -13,7 +13,8 @@ use super::shape::Bounds;
 use super::spec::ModelSpec;
 use super::tree::{TreeNode, Value};
 use super::tuning::{HeadStart, head, patterns};
-use super::types::{Type, list, maybe, name_of, pair, path, single, table, whole};
+use super::types::{Type, flag, list, maybe, name_of, pair, path, single, table, whole};
+use crate::pretrained::Family;
 
 /// Widths, channels and vocabularies. With the other limits, no product of sizes overflows.
 pub(super) const WIDTH_MAX: u64 = 1 << 20;
@@ -29,6 +30,15 @@ const LAYERS_MAX: u64 = 1 << 10;
 const INPUTS_MAX: u64 = 1 << 28;
 
 impl ModelSpec {
+    /// The sizes that the folder of a model has, as job files name them.
+    pub const FOLDER_KEYS: [&str; 8] =
+        ["layers", "width", "heads", "vocab", "context", "activation", "eps", "tied"];
+
+    /// Whether sizes are to be taken from a folder.
+    pub(crate) fn is_of_folder(&self) -> bool {
+        self.path.is_some() && self.from_data.iter().any(|key| key == "width")
+    }
+
     /// Whether there is a custom layer at this path, such as `3`, or `3.0` inside a residual.
     pub(crate) fn has_custom_layer(&self, path: &str) -> bool {
         matches!(&self.model, Model::Layers(m) if layers::has_layer(&m.layers, path))
@@ -52,6 +62,8 @@ fn kinds() -> Vec<Kind<ModelSpec>> {
         "cnn" => named;
         /// a decoder-only transformer that predicts the next token
         "gpt" => named;
+        /// GPT-2: the same with one table for tokens and the last layer, of the sizes given or from a folder of Hugging Face's
+        "gpt2" => named;
         /// torchvision's AlexNet, for images of 63x63 or more
         "alexnet" => named;
         /// torchvision's ResNets
@@ -79,6 +91,9 @@ fn keys() -> Vec<Key<ModelSpec>> {
     let activation = name_of(ACTIVATIONS.map(|(name, _)| name));
     let is_list = |s: &mut ModelSpec| matches!(s.model, Model::Layers(_));
     keys! { ModelSpec;
+        /// the folder of a model of Hugging Face's: `config.json` has the sizes, `model.safetensors` the weights to start from, and
+        /// `tokenizer.json` is used for text unless `data.tokenizer` names another; the run's folder becomes such a folder, too
+        path: maybe(path()) => |s| Family::of(&s.model).map(|_| &mut s.path);
         /// a safetensors file to start from, with exactly the model's tensors, of a floating-point type and finite;
         /// batch norms go on counting batches where it ended
         weights: maybe(path()) => |s| Some(&mut s.weights);
@@ -90,7 +105,7 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// they have no gradient, no optimizer state, and are not exchanged
         freeze: patterns() => |s| Some(&mut s.freeze);
         /// how many layers
-        layers: n_layers() => field!(layers of Gpt | Recurrent | Encoder);
+        layers: n_layers() => field!(layers of Gpt | Gpt2 | Recurrent | Encoder);
         /// the layers, see below
         layers: layers(true) => listed_of, take_listed;
             only is_list; needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
@@ -105,7 +120,7 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// the width between the two linear layers of each encoder layer
         hidden: channels() => field!(hidden of Encoder);
         /// the activation between layers
-        activation: activation => field!(activation of Mlp);
+        activation: activation => field!(activation of Mlp | Gpt2);
         /// the channels of images
         channels: channels() => field!(channels of Lenet | Cnn | AlexNet | ResNet); or "from the data";
         /// the size of images
@@ -113,14 +128,14 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// the channels of each pair of convolutions
         widths: widths(CHANNELS_MAX) => field!(widths of Cnn);
         /// the length of each token's vector
-        width: channels() => field!(width of Gpt | Recurrent | Encoder);
+        width: channels() => field!(width of Gpt | Gpt2 | Recurrent | Encoder);
         /// attention heads; must divide `width`
-        heads: channels() => field!(heads of Gpt | Encoder);
+        heads: channels() => field!(heads of Gpt | Gpt2 | Encoder);
         /// how many tokens there are
-        vocab: whole(1..=WIDTH_MAX) => field!(vocab of Gpt | Recurrent | Encoder); or "from the data";
+        vocab: whole(1..=WIDTH_MAX) => field!(vocab of Gpt | Gpt2 | Recurrent | Encoder); or "from the data";
         /// the longest sequence, in tokens
-        context: whole(1..=CONTEXT_MAX) => field!(context of Gpt | Recurrent | Encoder);
-            or "from the data, or else 256 (gpt), 20 (lstm, gru, bilstm, bigru), 32 (encoder)";
+        context: whole(1..=CONTEXT_MAX) => field!(context of Gpt | Gpt2 | Recurrent | Encoder);
+            or "from the data, or else 256 (gpt), 1024 (gpt2), 20 (lstm, gru, bilstm, bigru), 32 (encoder)";
         /// how many tokens there are, for ids; together with `context`
         vocab: whole(1..=WIDTH_MAX) => |s| ids(s).map(|(vocab, _)| vocab), |s, n| set_ids(s, Some(n), None);
             only is_list; or "from the data";
@@ -128,7 +143,11 @@ fn keys() -> Vec<Key<ModelSpec>> {
         context: whole(1..=CONTEXT_MAX) => |s| ids(s).map(|(_, context)| context), |s, n| set_ids(s, None, Some(n));
             only is_list; or "from the data, or else 256";
         /// the share dropped in training
-        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | AlexNet | Recurrent | Encoder);
+        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | Gpt2 | AlexNet | Recurrent | Encoder);
+        /// what is added to the variance in layer norms
+        eps: single(Bounds::POSITIVE) => field!(eps of Gpt2);
+        /// whether the last layer is the table of token vectors
+        tied: flag() => field!(tied of Gpt2);
         /// how many classes; if given, the labels of a table are taken as classes however many there are
         classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Lenet | Cnn | AlexNet | ResNet | Recurrent | Encoder);
             or "from the data";
@@ -212,6 +231,7 @@ fn input() -> Type<StackInput> {
 fn check(spec: &mut ModelSpec, c: &Cursor) {
     let heads = match &spec.model {
         Model::Gpt(m) => Some((m.heads, m.width)),
+        Model::Gpt2(m) => Some((m.heads, m.width)),
         Model::Encoder(m) => Some((m.heads, m.width)),
         _ => None,
     };
@@ -227,13 +247,33 @@ fn check(spec: &mut ModelSpec, c: &Cursor) {
         check_stack(stack, c);
     }
     let of_file = [("head", spec.head != HeadStart::File), ("map", !spec.map.is_empty())];
-    for (key, _) in of_file.into_iter().filter(|(_, given)| *given && spec.weights.is_none()) {
+    let starts = spec.weights.is_some() || spec.path.is_some();
+    for (key, _) in of_file.into_iter().filter(|(_, given)| *given && !starts) {
         let message = format!("`model.{key}` is about a file of weights, and there is no `model.weights`");
         c.fault(key, message, "give `weights = \"FILE.safetensors\"`, or leave it out");
     }
     let open = ModelSpec::new(spec.model.clone()).from_data;
     let is_layers = matches!(spec.model, Model::Layers(_));
     spec.from_data = open.into_iter().filter(|key| is_layers || !c.has(key)).collect();
+    if spec.path.is_some() {
+        check_folder(spec, c);
+    }
+}
+
+/// The sizes of a folder: all from there, or all given, as in the job of a run that began with it.
+fn check_folder(spec: &mut ModelSpec, c: &Cursor) {
+    let given = |key: &&&str| c.has(key);
+    let first = ModelSpec::FOLDER_KEYS.iter().find(given);
+    let all = ModelSpec::FOLDER_KEYS.iter().all(|key| c.has(key));
+    if let (Some(key), false) = (first, all) {
+        let message = format!("`model.{key}` is given, and the sizes are in the folder `model.path`");
+        c.fault(key, message, "leave it out");
+    }
+    spec.from_data = if all { Vec::new() } else { ModelSpec::FOLDER_KEYS.map(String::from).into() };
+    if spec.weights.is_some() {
+        let message = "`model.path` and `model.weights` are both given, and both have weights";
+        c.fault("weights", message, "remove one of the two");
+    }
 }
 
 /// Layers whose input is given are traced once, so that a layer that does not fit is found here.

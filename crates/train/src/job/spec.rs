@@ -35,8 +35,10 @@ pub struct ModelSpec {
     /// The network, with the file's sizes and defaults elsewhere.
     pub model: Model,
     /// Sizes that the file did not give, to be taken from the data: any of `inputs`, `channels`, `image`, `classes`,
-    /// `vocab`, `context`, `input` (of a list of layers).
+    /// `vocab`, `context`, `input` (of a list of layers); or, with a folder, all of [`ModelSpec::FOLDER_KEYS`] from there.
     pub from_data: Vec<String>,
+    /// The folder of a model of Hugging Face's, with sizes and weights.
+    pub path: Option<PathBuf>,
     /// Weights to start from: a safetensors file.
     pub weights: Option<PathBuf>,
     /// What the file's tensors are called here.

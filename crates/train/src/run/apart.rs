@@ -21,7 +21,7 @@ use crate::checkpoint::{
 use crate::error::TrainError;
 use crate::install::shipped_types;
 use crate::learner::Learner;
-use crate::weights::write_tensors;
+use crate::pretrained::ModelFile;
 use crate::whole::{Owners, WholeModel};
 
 /// A file of a checkpoint that ranks have together.
@@ -220,6 +220,7 @@ pub(crate) fn ship_apart(
     learner: &mut Learner,
     dtype: DType,
     batches: u64,
+    form: &ModelFile,
 ) -> Result<(), TrainError> {
     if !learner.engine().is_writer() {
         return Ok(());
@@ -237,11 +238,11 @@ pub(crate) fn ship_apart(
     }
     let (ask, requests) = channel();
     let numbers = AskedNumbers { file: 0, ask };
-    let tensors =
-        apart.model.tensors.iter().zip(types).map(|(t, dtype)| (t.name.as_str(), &t.dims[..], dtype));
+    let tensors = apart.model.tensors.iter().zip(types);
+    let tensors: Vec<_> = tensors.map(|(t, dtype)| (t.name.as_str(), &t.dims[..], dtype)).collect();
     thread::scope(|scope| {
         // The sender goes with the thread, which ends the serving.
-        let writer = scope.spawn(move || write_tensors(path, tensors, Some(batches), &numbers));
+        let writer = scope.spawn(move || form.write(path, &tensors, batches, &numbers));
         serve(comm, &files, requests)?;
         match writer.join() {
             Ok(written) => Ok(written?),

@@ -24,6 +24,7 @@ use crate::judge::{Trial, block_samples};
 use crate::lower::training_graph;
 use crate::pace::{RankShare, StepKind};
 use crate::record::thousands;
+use crate::starting::StartingWeights;
 
 /// Bytes of an element of parameters, moments, states and features.
 const F32_BYTES: usize = DType::F32.bytes();
@@ -288,7 +289,8 @@ impl Prepared {
         };
         let states_of_all = if ranks > 1 && self.cut.shards.is_none() { plan.mesh.data * states } else { 0 };
         // Weights to start from are read as a whole, before there is anything to save.
-        let started = if self.job.model.weights.is_some() { F32_BYTES * (params + states) } else { 0 };
+        let started =
+            if StartingWeights::of(&self.job.model).is_some() { F32_BYTES * (params + states) } else { 0 };
         Ok(Copies {
             kept: kept.max(started) + WRITER_BYTES.min(F32_BYTES * params),
             gathered: moments_of_all + F32_BYTES * states_of_all,

@@ -127,6 +127,7 @@ impl Prepared {
                  file with `polyreme plan JOB.toml --write`, with --hosts or --cluster for several machines"
             )));
         }
+        job.take_folder()?;
         let sets = match given.sets {
             Some(sets) => sets,
             None => open_as(&mut job, trained, given.isa)?,

@@ -35,6 +35,7 @@ use crate::ledger::SampleLedger;
 use crate::loss_scale::LossScale;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
+use crate::pretrained::folder::write_beside;
 use crate::record::trace::{self, About};
 use crate::starting::StartingWeights;
 use crate::talk;
@@ -508,10 +509,14 @@ impl Run {
             self.test(observer)?;
             self.learner.comm().set_doing(Doing::Saving);
             let batches = self.learner.steps_done().saturating_add(self.progress.batches_before);
+            let form = self.prepared.model_file(&self.progress.preparation);
             if self.learner.is_apart() {
-                ship_apart(&model, &mut self.learner, dtype, batches)?;
+                ship_apart(&model, &mut self.learner, dtype, batches, &form)?;
             } else if self.files.is_some() {
-                ship(&model, &self.learner, dtype, batches)?;
+                ship(&model, &self.learner, dtype, batches, &form)?;
+            }
+            if self.files.is_some() {
+                write_beside(&self.folder, &self.prepared.job.model)?;
             }
         }
         let training = (seconds - self.progress.evaluating).max(1e-9);

@@ -4,10 +4,13 @@ use polyreme_graph::graph::{Graph, Stored};
 use polyreme_graph::{Learning, NamePattern};
 
 use super::prepared::Prepared;
+use crate::about::about;
 use crate::error::TrainError;
 use crate::job::{HeadStart, Job, nearest};
 use crate::lower::training_graph;
-use crate::starting::head_of;
+use crate::preparation::Preparation;
+use crate::pretrained::{Family, ModelFile};
+use crate::starting::{StartingWeights, head_of};
 
 /// Checks that every pattern names a parameter that is learnt, and that something is.
 pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
@@ -58,11 +61,19 @@ pub(super) fn frozen_numel(graph: &Graph) -> usize {
 }
 
 impl Prepared {
+    /// How the run's model is written, whose samples were prepared so.
+    pub(super) fn model_file(&self, preparation: &Preparation) -> ModelFile {
+        let model = &self.job.model.model;
+        // A network of the program's own is not the job's.
+        let family = Family::of(model).filter(|_| self.net.name() == model.name());
+        ModelFile { family, about: about(&self.job, preparation) }
+    }
+
     /// What the run begins with, if that is not random: the file, and which tensors are new.
     pub(super) fn weights_note(&self) -> Result<Option<String>, TrainError> {
         let model = &self.job.model;
-        let Some(path) = &model.weights else { return Ok(None) };
-        let file = path.display();
+        let Some(start) = StartingWeights::of(model) else { return Ok(None) };
+        let file = start.path().display();
         if model.head == HeadStart::File {
             return Ok(Some(file.to_string()));
         }

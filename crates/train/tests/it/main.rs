@@ -12,6 +12,7 @@ mod ledger;
 mod mesh;
 mod moments;
 mod precision;
+mod pretrained;
 mod ranks;
 mod runs;
 mod same_bits;

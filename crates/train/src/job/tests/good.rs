@@ -141,6 +141,21 @@ fn groups_are_factors_of_the_base_rate() {
     assert_eq!(good(&job.to_toml(), &[]), job);
 }
 
+/// Sizes of a folder are open until it is read; a job that has them all keeps the path.
+#[test]
+fn the_folder_of_a_model_has_its_sizes() {
+    let head = "[data]\nkind = \"text\"\npath = \"a.txt\"\n[model]\nkind = \"gpt2\"\npath = \"gpt2\"\ndropout = 0.5\n";
+    let job = good(head, &[]);
+    assert_eq!(job.model.path, Some(PathBuf::from("/jobs/gpt2")));
+    assert_eq!(job.model.from_data, ModelSpec::FOLDER_KEYS);
+    let written = job.to_toml();
+    assert!(!written.contains("width =") && written.contains("dropout = 0.5"), "{written}");
+    assert_eq!(good(&written, &[]), job);
+    let mut read = job.clone();
+    read.model.from_data.clear();
+    assert_eq!(good(&read.to_toml(), &[]), read);
+}
+
 #[test]
 fn every_key_is_read() {
     let job = good(include_str!("full.toml"), &[]);
