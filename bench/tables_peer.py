@@ -1,12 +1,14 @@
-"""Tables with `mlp` and with scikit-learn's gradient boosting: scores of five folds.
+"""Tables with `mlp`, with the same network in PyTorch, and with scikit-learn's gradient boosting: scores of five folds.
 
-    python3 -m venv V && V/bin/pip install scikit-learn vega_datasets
+    python3 -m venv V && V/bin/pip install scikit-learn vega_datasets torch
     V/bin/python bench/tables_peer.py target/release/polyreme
 
 diabetes and breast cancer are scikit-learn's, with their names; cars is the JSON file of `vega_datasets`, with its blanks, dates and
 names. Each fold trains on the other four: ours from a job of the lines printed with the result, with a tenth of them to validate and to
-choose the best epoch by; theirs with `HistGradientBoosting` and its defaults (categories and blanks as it takes them). Prints one JSON object a set:
-the scores of each fold (accuracy, or R^2 for numbers) and their means.
+choose the best epoch by; PyTorch with the same layers, optimizer, batch, epochs and choice of the best epoch, on inputs that are made here as
+`docs/tables.md` says (standardised numbers, marks of blanks, one-hot words, parts of dates); `HistGradientBoosting` with its
+defaults (categories and blanks as it takes them). Prints one JSON object a set: the scores of each fold (accuracy, or R^2 for numbers)
+and their means.
 """
 
 import json
@@ -103,6 +105,83 @@ def theirs(train, test, label, numbers):
     return model.score(matrix(test), [row[label] for row in test])
 
 
+def inputs(train, test, label):
+    """Rows as matrices, and what was found is of the training rows alone."""
+    import datetime
+
+    columns = []
+    for key in (key for key in train[0] if key != label):
+        values = [row[key] for row in train if row[key] is not None]
+        blank = len(values) < len(train)
+        if all(isinstance(v, str) for v in values):
+            try:
+                days = [datetime.date.fromisoformat(v) for v in values]
+            except ValueError:
+                days = None
+            if days:
+                turn = lambda v: 2 * np.pi * datetime.date.fromisoformat(v).weekday() / 7
+                year = lambda v: 1970 + (datetime.date.fromisoformat(v) - datetime.date(1970, 1, 1)).days / 365.2425
+                columns += [(key, year, blank), (key, lambda v: np.sin(turn(v)), False), (key, lambda v: np.cos(turn(v)), False)]
+            elif 2 * len(set(values)) <= len(train):
+                columns += [(key, (lambda word: lambda v: float(v == word))(word), False) for word in sorted(set(values))]
+        else:
+            columns.append((key, float, blank))
+    parts = []
+    for key, number, blank in columns:
+        mean = np.mean([number(row[key]) for row in train if row[key] is not None])
+        part = [[mean if row[key] is None else number(row[key]) for row in rows] for rows in (train, test)]
+        parts.append(part)
+        if blank:
+            parts.append([[float(row[key] is None) for row in rows] for rows in (train, test)])
+    x, new = (np.array([part[k] for part in parts], dtype=np.float32).T for k in (0, 1))
+    mean, std = x.mean(0), x.std(0)
+    std[std == 0] = 1
+    return (x - mean) / std, (new - mean) / std
+
+
+def in_torch(train, test, label, numbers):
+    """The same network and the same training."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    x, new = (torch.from_numpy(part) for part in inputs(train, test, label))
+    if numbers:
+        y, want = (np.array([row[label] for row in rows], dtype=np.float32) for rows in (train, test))
+        middle, scale = y.mean(), y.std()
+        y, loss_of, n = torch.from_numpy((y - middle) / scale)[:, None], nn.MSELoss(), 1
+    else:
+        names = sorted({row[label] for row in train})
+        y, want = (np.array([names.index(row[label]) for row in rows]) for rows in (train, test))
+        y, loss_of, n = torch.from_numpy(y), nn.CrossEntropyLoss(), len(names)
+    layers, width = [], x.shape[1]
+    for hidden in (64, 64):
+        layers += [nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1)]
+        width = hidden
+    net = nn.Sequential(*layers, nn.Linear(width, n))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
+    order = torch.randperm(len(x))
+    held, rest = order[: round(len(x) / 10)], order[round(len(x) / 10) :]
+    best, answer = None, None
+    for _ in range(100):
+        net.train()
+        for batch in rest[torch.randperm(len(rest))].split(32):
+            optimizer.zero_grad()
+            loss_of(net(x[batch]), y[batch]).backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            said = net(x[held])
+            score = -loss_of(said, y[held]).item() if numbers else (said.argmax(1) == y[held]).float().mean().item()
+            if best is None or score > best:
+                best, answer = score, net(new)
+    if not numbers:
+        return (answer.argmax(1).numpy() == want).mean()
+    said = answer[:, 0].numpy() * scale + middle
+    return 1 - ((said - want) ** 2).sum() / ((want - want.mean()) ** 2).sum()
+
+
 def main():
     binary = str(pathlib.Path(sys.argv[1]).resolve())
     for name, load in [("diabetes", diabetes), ("breast cancer", breast_cancer), ("cars", cars)]:
@@ -111,15 +190,17 @@ def main():
         scores = []
         for train, test in folds.split(rows, [str(row[label]) for row in rows]):
             train, test = [rows[i] for i in train], [rows[i] for i in test]
-            scores.append((ours(binary, train, test, label, numbers), theirs(train, test, label, numbers)))
-        mine, other = zip(*scores)
+            fold = (train, test, label, numbers)
+            scores.append((ours(binary, *fold), in_torch(*fold), theirs(*fold)))
+        mine, torch, other = zip(*scores)
         result = {
             "set": name,
             "rows": len(rows),
             "score": "r2" if numbers else "accuracy",
             "polyreme mlp": round(float(np.mean(mine)), 4),
+            "PyTorch mlp": round(float(np.mean(torch)), 4),
             "gradient boosting": round(float(np.mean(other)), 4),
-            "folds": [[round(float(a), 4), round(float(b), 4)] for a, b in scores],
+            "folds": [[round(float(score), 4) for score in fold] for fold in scores],
         }
         print(json.dumps(result), flush=True)
 
