@@ -56,6 +56,8 @@ pub struct Scratch {
     pub ids: Vec<i32>,
     /// The content of a file before it is decoded.
     pub file: Vec<u8>,
+    /// The fields of a table's row.
+    pub(crate) fields: crate::table::Fields,
     /// The buffers for decoding and scaling images.
     pub(crate) images: crate::images::ImageBuffers,
 }

@@ -3,8 +3,11 @@
 //! A path whose last name has a `*` stands for all files that match, in the order of their names, numbers by value:
 //! `part-2` comes before `part-10`. Every rank opens all of them; what is mapped (arrays, texts of bytes) is read only
 //! where a rank's own samples lie.
+//!
+//! A folder stands for the files in it that have a fitting name, in the same order; a list for everything that its paths stand for.
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -103,20 +106,63 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
         return Ok(vec![path.to_path_buf()]);
     };
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // As in a shell, a name that starts with a dot matches only if the pattern does too.
+    let hidden = |n: &str| n.starts_with('.') && !pattern.starts_with('.');
+    let found = files_in(folder, &|name| matches(pattern, name) && !hidden(name))?;
+    if found.is_empty() {
+        let hint = format!("no file in {} matches", folder.display());
+        return Err(DataError::Missing { path: path.to_path_buf(), hint });
+    }
+    Ok(found)
+}
+
+/// The files that some paths stand for together; of a folder those with one of these extensions. A file that is there twice is an
+/// error: its samples would count twice.
+pub fn files_of(paths: &[PathBuf], extensions: &[&str]) -> Result<Vec<PathBuf>, DataError> {
+    let mut all = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => all.extend(files_with(path, extensions)?),
+            false => all.extend(files(path)?),
+        }
+    }
+    let mut seen = HashSet::new();
+    if let Some(twice) = all.iter().find(|file| !seen.insert(*file)) {
+        let why =
+            format!("{}: given twice, its rows would count twice; remove one of the two", twice.display());
+        return Err(DataError::Setting { why });
+    }
+    Ok(all)
+}
+
+/// The files of a folder that have one of these extensions.
+fn files_with(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, DataError> {
+    let fits = |name: &str| {
+        let extension = Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default();
+        !name.starts_with('.') && extensions.iter().any(|e| extension.eq_ignore_ascii_case(e))
+    };
+    let found = files_in(folder, &fits)?;
+    if found.is_empty() {
+        let hint = format!(
+            "no file in this folder ends in .{}; name the files, as in \"{}/part-*\"",
+            extensions.join(" or ."),
+            folder.display()
+        );
+        return Err(DataError::Missing { path: folder.to_path_buf(), hint });
+    }
+    Ok(found)
+}
+
+/// The files of a folder whose names fit, in their order.
+fn files_in(folder: &Path, fits: &dyn Fn(&str) -> bool) -> Result<Vec<PathBuf>, DataError> {
     let entries = std::fs::read_dir(folder).map_err(|e| DataError::io(folder, e))?;
     let mut found = Vec::new();
     for entry in entries {
         let file = entry.map_err(|e| DataError::io(folder, e))?.path();
         let name = file.file_name().and_then(|n| n.to_str());
-        // As in a shell, a name that starts with a dot matches only if the pattern does too.
-        let hidden = |n: &str| n.starts_with('.') && !pattern.starts_with('.');
-        if name.is_some_and(|n| matches(pattern, n) && !hidden(n)) && file.is_file() {
+        if name.is_some_and(fits) && file.is_file() {
             found.push(file);
         }
-    }
-    if found.is_empty() {
-        let hint = format!("no file in {} matches", folder.display());
-        return Err(DataError::Missing { path: path.to_path_buf(), hint });
     }
     let name = |p: &PathBuf| p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     found.sort_by(|a, b| by_value(&name(a), &name(b)));
@@ -200,6 +246,24 @@ mod tests {
         let error = files(&folder.path().join("z*")).unwrap_err().to_string();
         assert!(error.contains("z*") && error.contains("no file"), "{error}");
         assert!(files(&alone.join("*")).is_err());
+    }
+
+    #[test]
+    fn folders_and_lists_stand_for_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["a-2.csv", "a-10.CSV", "b.tsv", ".c.csv", "notes.txt"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let found = |paths: &[PathBuf]| files_of(paths, &["csv", "tsv"]).map_err(|e| e.to_string());
+        let inside = ["a-2.csv", "a-10.CSV", "b.tsv"].map(path);
+        assert_eq!(found(&[folder.path().into()]).unwrap(), inside);
+        // A list keeps its own order.
+        assert_eq!(found(&[path("b.tsv"), path("a-*")]).unwrap(), ["b.tsv", "a-2.csv", "a-10.CSV"].map(path));
+        let twice = found(&[path("a-2.csv"), folder.path().into()]).unwrap_err();
+        assert!(twice.contains("a-2.csv: given twice"), "{twice}");
+        let none = files_of(&[folder.path().into()], &["parquet"]).unwrap_err().to_string();
+        assert!(none.contains("ends in .parquet"), "{none}");
     }
 
     #[test]

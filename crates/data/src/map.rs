@@ -47,6 +47,16 @@ impl Bytes {
     }
 }
 
+impl Bytes {
+    /// Tells the system that what is read next lies anywhere, so that it reads no neighbours with it. A hint: that it is not
+    /// taken changes no result.
+    pub(crate) fn read_at_random(&self) {
+        if let Bytes::Mapped(map) = self {
+            let _ = map.map.advise(memmap2::Advice::Random);
+        }
+    }
+}
+
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Map").field(&self.map).finish()

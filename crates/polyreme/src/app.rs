@@ -59,7 +59,8 @@ impl App {
     /// `runs/NAME`.
     pub fn train(self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
         let job = self.job.unwrap_or_else(|| Job::new("job"));
-        let mut prepared = Prepared::new(job, self.given, process::cores())?;
+        let given = Given { memory_bytes: memory::free_bytes(), ..self.given };
+        let mut prepared = Prepared::new(job, given, process::cores())?;
         prepared.system = process::facts();
         prepared.process_bytes = process::bytes_before_training();
         prepared.fit(Lodging::threads(prepared.ranks()), &memory::limits())?;
@@ -78,8 +79,8 @@ impl App {
         self.job.as_ref()
     }
 
-    /// What the program provides: network and data.
+    /// What the program provides: network and data; and how much memory is free for them.
     pub fn given(&self) -> Given {
-        self.given.clone()
+        Given { memory_bytes: memory::free_bytes(), ..self.given.clone() }
     }
 }

@@ -30,6 +30,12 @@ fn available_bytes(read: Reader) -> Option<usize> {
     kib(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")
 }
 
+/// Memory that this process could take now: what is available, within all limits.
+pub fn free_bytes() -> Option<usize> {
+    let limits = limits().into_iter().map(|limit| limit.bytes);
+    available_bytes(&system).into_iter().chain(limits).min()
+}
+
 /// A warning if the job fits, but not beside the processes that run now.
 pub fn warning(need: &Need) -> Option<String> {
     crowded(need, available_bytes(&system)?)

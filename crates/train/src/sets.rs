@@ -7,9 +7,9 @@ use polyreme_data::arrays::Arrays;
 use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
-use polyreme_data::joined::files;
+use polyreme_data::joined::{files, files_of};
 use polyreme_data::table::schema::like_an_id;
-use polyreme_data::table::{Columns, Table, TableOptions, TableSchema};
+use polyreme_data::table::{Columns, Table, TableFormat, TableOptions, TableSchema};
 use polyreme_data::{
     DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
@@ -26,6 +26,10 @@ const DEBIAN_FASHION: &str = "/usr/share/datasets/fashion-mnist";
 
 /// Images that are decoded stay in memory up to this much.
 const IMAGE_CACHE_BYTES: usize = 4 << 30;
+
+/// Of the memory that is free, the files of a table may have one in so many parts to be read into it: a field of few bytes becomes a
+/// number of four, a category several, and training needs memory too.
+const MEMORY_SHARE: u64 = 4;
 
 /// The sets of a run.
 #[derive(Clone)]
@@ -48,6 +52,8 @@ pub struct Sets {
     pub like_ids: Vec<String>,
     /// What was found in texts, as lines for people.
     pub texts: Vec<String>,
+    /// Whether the rows of a table stay in their files.
+    pub stored: bool,
     /// Where they come from.
     pub origin: Origin,
 }
@@ -65,6 +71,7 @@ impl Sets {
             schema: None,
             like_ids: Vec::new(),
             texts: Vec::new(),
+            stored: false,
             origin: Origin::default(),
         }
     }
@@ -76,25 +83,36 @@ impl Sets {
 
     /// What was found in the columns of a table, as lines for people.
     pub fn notes(&self) -> Vec<String> {
-        match &self.schema {
+        let mut notes = match &self.schema {
             Some(schema) => schema.lines(),
             None => self.texts.iter().cloned().chain(self.like_ids.iter().map(|n| like_an_id(n))).collect(),
+        };
+        if self.stored {
+            notes.push(
+                "rows are read where they lie, not kept in memory; `data.order = \"block\"` reads neighbours together".into(),
+            );
         }
+        notes
     }
 }
 
 /// Opens the sets that a job names. The job then says where they were found.
 pub fn open(job: &mut Job) -> Result<Sets, TrainError> {
-    open_as(job, None, Isa::detect())
+    open_as(job, None, Isa::detect(), None)
 }
 
 /// The same for a model that was trained before: columns and classes are those of its training data, by name. Samples are
-/// decoded with `isa`.
-pub fn open_as(job: &mut Job, trained: Option<&Preparation>, isa: Isa) -> Result<Sets, TrainError> {
+/// decoded with `isa`. Tables that are too large for `memory_bytes`, if it is known how many are free, stay in their files.
+pub fn open_as(
+    job: &mut Job,
+    trained: Option<&Preparation>,
+    isa: Isa,
+    memory_bytes: Option<usize>,
+) -> Result<Sets, TrainError> {
     if let Source::Idx { path, known } = &mut job.data.source {
         *path = idx_folder(path, known.take());
     }
-    let mut sets = open_source(job, trained, isa)?;
+    let mut sets = open_source(job, trained, isa, memory_bytes)?;
     if sets.validation.is_none() {
         let (train, validation) = split(sets.train, job.data.validation, job.train.seed)?;
         let how = format!("{} by seed {}", job.data.validation, job.train.seed);
@@ -108,7 +126,12 @@ pub fn open_as(job: &mut Job, trained: Option<&Preparation>, isa: Isa) -> Result
     Ok(sets)
 }
 
-fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Sets, TrainError> {
+fn open_source(
+    job: &Job,
+    trained: Option<&Preparation>,
+    isa: Isa,
+    memory_bytes: Option<usize>,
+) -> Result<Sets, TrainError> {
     let both = |train: Arc<dyn Dataset>, test: Option<Arc<dyn Dataset>>| Sets { test, ..Sets::new(train) };
     let with_files =
         |sets: Sets, files: Vec<PathBuf>| Sets { origin: Origin { files, ..Origin::default() }, ..sets };
@@ -134,18 +157,26 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
             let sets = both(Arc::new(open(&found.train)?), test.map(shared));
             with_files(sets, found.train.into_iter().chain(found.test).collect())
         }
-        Source::Table { path, test, choice, .. } => {
+        Source::Table { format, path, test, choice, in_memory, .. } => {
             let texts = match trained {
                 None => texts::to_train(job, &choice.text)?,
                 Some(trained) => texts::to_use(&choice.text, trained)?,
             };
+            if texts.is_some() && *in_memory == Some(false) {
+                let why = "`data.in_memory = false` is for tables of numbers and categories; tokens of texts are kept in memory: leave it out";
+                return Err(DataError::Setting { why: why.into() }.into());
+            }
+            let paths = files_of(path, format.extensions())?;
+            let test_paths = (!test.is_empty()).then(|| files_of(test, format.extensions())).transpose()?;
+            let all = paths.iter().chain(test_paths.iter().flatten());
+            let may_stay = texts.is_none() && *format != TableFormat::Parquet;
             let options = TableOptions {
                 texts,
+                stored: may_stay && stays_in_files(all, *in_memory, memory_bytes),
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
                 schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
                 ..table_options(job, &job.data.source).unwrap_or_default()
             };
-            let paths = files(path)?;
             let tables = match trained {
                 None => Table::open_all(&paths, &options)?,
                 Some(trained) => {
@@ -173,15 +204,16 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
             let train = join(tables.into_iter().map(shared), &paths)?;
             let target = train.spec().target.clone();
             let options = TableOptions { columns: columns.clone(), schema: schema.clone(), ..options };
-            let test_paths = test.as_ref().map(|p| files(p)).transpose()?;
             let open = |paths: &Vec<PathBuf>| -> Result<_, DataError> {
                 let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
                 join(parts.collect::<Result<Vec<_>, _>>()?, paths)
             };
+            let stored = options.stored;
             let sets = Sets {
                 columns,
                 schema,
                 like_ids,
+                stored,
                 texts: found,
                 tokenizer: tokenizer.clone(),
                 tokenizer_digest,
@@ -253,6 +285,17 @@ fn open_source(job: &Job, trained: Option<&Preparation>, isa: Isa) -> Result<Set
     })
 }
 
+/// Whether the rows of tables stay in their files: if the job says so, or if they are too large for the memory that is free.
+fn stays_in_files<'a>(
+    paths: impl Iterator<Item = &'a PathBuf>,
+    in_memory: Option<bool>,
+    memory_bytes: Option<usize>,
+) -> bool {
+    let bytes: u64 = paths.filter_map(|path| path.metadata().ok()).map(|found| found.len()).sum();
+    let fits = memory_bytes.is_none_or(|free| bytes <= free as u64 / MEMORY_SHARE);
+    !in_memory.unwrap_or(fits)
+}
+
 /// How the table of a job is read, if its source is one.
 fn table_options(job: &Job, source: &Source) -> Option<TableOptions> {
     let Source::Table { format, label, delimiter, header, choice, .. } = source else { return None };
@@ -271,12 +314,12 @@ fn table_options(job: &Job, source: &Source) -> Option<TableOptions> {
 
 /// The training files of a job's table, and how they are read; `None` if its data are not a table.
 pub fn table_of(job: &Job) -> Result<Option<(Vec<PathBuf>, TableOptions)>, TrainError> {
-    let (Source::Table { path, .. }, Some(options)) =
+    let (Source::Table { format, path, .. }, Some(options)) =
         (&job.data.source, table_options(job, &job.data.source))
     else {
         return Ok(None);
     };
-    Ok(Some((files(path)?, options)))
+    Ok(Some((files_of(path, format.extensions())?, options)))
 }
 
 /// All names of some sets of images, each under its folder, and some of the files.

@@ -7,10 +7,8 @@
 //! refused is a matter of judgement: options that say that labels are classes end it.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::sync::Arc;
 
-use super::text::{Row, TextPlace};
+use super::text::FieldPlace;
 use crate::error::DataError;
 use crate::spec::Target;
 
@@ -28,39 +26,9 @@ const ROWS_A_WORD: usize = 2;
 /// A distinct label, where it occurs first, and how often.
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
-    pub(super) path: Arc<Path>,
     pub(super) text: String,
-    pub(super) place: TextPlace,
+    pub(super) place: FieldPlace,
     pub(super) rows: usize,
-}
-
-/// The distinct labels of a table, as they are found.
-#[derive(Default)]
-pub(super) struct LabelNumbers {
-    /// In the order in which they were found.
-    pub(super) distinct: Vec<Distinct>,
-    known: HashMap<String, u32>,
-}
-
-impl LabelNumbers {
-    /// The number of a label that occurs in a field.
-    pub(super) fn number(&mut self, name: &str, row: &Row, field: usize) -> Result<u32, DataError> {
-        let number = match self.known.get(name) {
-            Some(&number) => number,
-            None => {
-                if self.distinct.len() == CLASSES_MAX {
-                    return Err(row.error(field, &too_many(row.column_name(field))));
-                }
-                let (text, place) = (name.into(), row.place(field));
-                let path = row.shared_path();
-                self.distinct.push(Distinct { path, text, place, rows: 0 });
-                self.known.insert(name.into(), self.distinct.len() as u32 - 1);
-                self.distinct.len() as u32 - 1
-            }
-        };
-        self.distinct[number as usize].rows += 1;
-        Ok(number)
-    }
 }
 
 /// The classes that these labels make. `column` is the name of the label's column, for errors.
@@ -72,7 +40,7 @@ pub(super) fn number(
     let rows: usize = distinct.iter().map(|d| d.rows).sum();
     let refuse = |at: &Distinct, what: String, numeric: bool, target: Target| {
         let why = refusal(column, (distinct.len(), rows), &what, numeric, &target);
-        Err(at.place.error(&at.path, &why))
+        Err(at.place.error(&why))
     };
     let many = distinct.len() > FEW && !surely_classes;
     let integers: Option<Vec<i64>> = distinct.iter().map(|d| integer(&d.text)).collect();
@@ -101,7 +69,7 @@ pub(super) fn number(
             the_label(column),
             distinct.len()
         );
-        return Err(fraction.place.error(&fraction.path, &why));
+        return Err(fraction.place.error(&why));
     }
     let target = named(sorted(distinct.iter().map(|d| d.text.clone()).collect()));
     match distinct.first().filter(|_| many && rows < ROWS_A_WORD * distinct.len()) {
@@ -168,7 +136,7 @@ pub(super) fn look_up(
                 names => format!("{}, .. ({} classes)", names[..10].join(", "), names.len()),
             };
             let why = format!("label {:?} is not among those of the training set: {known}", d.text);
-            d.place.error(&d.path, &why)
+            d.place.error(&why)
         })
     };
     distinct.iter().map(class_of).collect()

@@ -9,49 +9,79 @@ use super::survey::boolean;
 use super::text::Row;
 use crate::error::DataError;
 
-/// Reads rows of one file by a schema.
-pub(super) struct RowEncoder<'a> {
+/// Reads rows of one file by a schema; several threads may.
+#[derive(Debug)]
+pub(super) struct RowEncoder {
     choice: ColumnChoice,
     /// Columns that become numbers, and then those that become ids.
-    columns: Vec<EncodedColumn<'a>>,
+    columns: Vec<EncodedColumn>,
 }
 
-struct EncodedColumn<'a> {
-    rule: &'a ColumnRule,
+#[derive(Debug)]
+struct EncodedColumn {
+    rule: ColumnRule,
     field: usize,
     /// The place of each value of a category.
-    places: HashMap<&'a [u8], usize>,
-    /// Whether a category was words, and fields that were numbers or others since.
+    places: HashMap<Box<[u8]>, usize>,
+    /// Whether a category was words.
     was_words: bool,
+}
+
+/// Fields of a column that was words: how many were numbers that training did not have, and how many were something else.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct WordCounts {
     numbers: usize,
     others: usize,
 }
 
-impl<'a> RowEncoder<'a> {
+impl WordCounts {
+    /// Adds those of other rows.
+    pub(super) fn add(&mut self, more: &WordCounts) {
+        self.numbers += more.numbers;
+        self.others += more.others;
+    }
+}
+
+impl RowEncoder {
     /// For a file whose columns of the schema are these fields.
-    pub(super) fn new(schema: &'a TableSchema, fields: &[usize]) -> RowEncoder<'a> {
-        let column = |(rule, &field): (&'a ColumnRule, &usize)| {
+    pub(super) fn new(schema: &TableSchema, fields: &[usize]) -> RowEncoder {
+        let column = |(rule, &field): (&ColumnRule, &usize)| {
             let values: &[String] = match &rule.reading {
                 Reading::Category { values, .. } => values,
                 Reading::Number { .. } | Reading::Boolean { .. } | Reading::Date { .. } => &[],
             };
-            let places = values.iter().enumerate().map(|(i, value)| (value.as_bytes(), i)).collect();
+            let places = values.iter().enumerate().map(|(i, value)| (value.as_bytes().into(), i)).collect();
             let was_words = !values.is_empty() && values.iter().all(|value| value.parse::<f64>().is_err());
-            EncodedColumn { rule, field, places, was_words, numbers: 0, others: 0 }
+            EncodedColumn { rule: rule.clone(), field, places, was_words }
         };
         let mut columns: Vec<_> = schema.rules.iter().zip(fields).map(column).collect();
         columns.sort_by_key(|column| column.rule.n_ids().is_some());
         RowEncoder { choice: schema.choice(), columns }
     }
 
-    /// Adds what a row becomes to `values`.
-    pub(super) fn row(&mut self, row: &Row, values: &mut Vec<f32>) -> Result<(), DataError> {
-        self.columns.iter_mut().try_for_each(|column| column.field(row, &self.choice, values))
+    /// What is counted of each column, before any row.
+    pub(super) fn counts(&self) -> Vec<WordCounts> {
+        vec![WordCounts::default(); self.columns.len()]
+    }
+
+    /// Adds what a row becomes to `values`, and what its fields are to `counts`.
+    pub(super) fn row(
+        &self,
+        row: &Row,
+        values: &mut Vec<f32>,
+        counts: Option<&mut Vec<WordCounts>>,
+    ) -> Result<(), DataError> {
+        let Some(counts) = counts else {
+            return self.columns.iter().try_for_each(|column| column.field(row, &self.choice, values, None));
+        };
+        let mut columns = self.columns.iter().zip(counts);
+        columns.try_for_each(|(column, counts)| column.field(row, &self.choice, values, Some(counts)))
     }
 
     /// An error if a column that was words has nothing but numbers now.
-    pub(super) fn finish(&self) -> Result<(), String> {
-        for column in self.columns.iter().filter(|c| c.was_words && c.numbers > 0 && c.others == 0) {
+    pub(super) fn finish(&self, counts: &[WordCounts]) -> Result<(), String> {
+        let pairs = self.columns.iter().zip(counts);
+        for (column, _) in pairs.filter(|(c, n)| c.was_words && n.numbers > 0 && n.others == 0) {
             let Reading::Category { values, .. } = &column.rule.reading else { continue };
             return Err(format!(
                 "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
@@ -62,9 +92,15 @@ impl<'a> RowEncoder<'a> {
     }
 }
 
-impl EncodedColumn<'_> {
-    fn field(&mut self, row: &Row, choice: &ColumnChoice, to: &mut Vec<f32>) -> Result<(), DataError> {
-        let (field, rule) = (self.field, self.rule);
+impl EncodedColumn {
+    fn field(
+        &self,
+        row: &Row,
+        choice: &ColumnChoice,
+        to: &mut Vec<f32>,
+        counts: Option<&mut WordCounts>,
+    ) -> Result<(), DataError> {
+        let (field, rule) = (self.field, &self.rule);
         let text = row.field(field);
         let blank = choice.is_blank(text);
         let wrong = |what: &str| {
@@ -91,10 +127,10 @@ impl EncodedColumn<'_> {
             },
             Reading::Category { values, learnt } => {
                 let place = if blank { None } else { self.places.get(text).copied() };
-                if self.was_words && !blank {
+                if let Some(counts) = counts.filter(|_| self.was_words && !blank) {
                     match place.is_none() && row.plain_number(field).is_some() {
-                        true => self.numbers += 1,
-                        false => self.others += 1,
+                        true => counts.numbers += 1,
+                        false => counts.others += 1,
                     }
                 }
                 if *learnt {

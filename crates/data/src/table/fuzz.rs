@@ -52,7 +52,7 @@ fn csv() {
         ],
         mend: &|_, _| {},
         // What is known of a column before its type is takes more than the two bytes that a column can be.
-        memory: &|len| (64 << 10) + 512 * len,
+        memory: &|len| (64 << 10) + 1024 * len,
     };
     let file = InFile::new("csv");
     target.run(|input| {

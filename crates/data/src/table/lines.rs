@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use csv::{ByteRecord, Position};
 use serde_json::{Map, Value};
 
+use super::fields::Fields;
 use super::text::{Heading, Row, Text};
 use crate::error::DataError;
 
@@ -21,18 +21,30 @@ pub enum TableFormat {
     Csv,
     /// A JSON object per line.
     JsonLines,
+    /// Parquet.
+    Parquet,
 }
 
 impl TableFormat {
+    /// All of them.
+    pub const ALL: [TableFormat; 3] = [TableFormat::Csv, TableFormat::JsonLines, TableFormat::Parquet];
+
+    /// How the names of files end that are written so.
+    pub fn extensions(self) -> &'static [&'static str] {
+        match self {
+            TableFormat::Csv => &["csv", "tsv"],
+            TableFormat::JsonLines => &["jsonl", "ndjson"],
+            TableFormat::Parquet => &["parquet", "pq"],
+        }
+    }
+
     /// The format that a file's name says, if it says one.
     pub fn of(path: &Path) -> Option<TableFormat> {
         let extension = path.extension()?.to_str()?;
-        let is = |names: &[&str]| names.iter().any(|name| extension.eq_ignore_ascii_case(name));
-        match () {
-            () if is(&["jsonl", "ndjson"]) => Some(TableFormat::JsonLines),
-            () if is(&["csv", "tsv"]) => Some(TableFormat::Csv),
-            () => None,
-        }
+        let is = |format: &TableFormat| {
+            format.extensions().iter().any(|name| extension.eq_ignore_ascii_case(name))
+        };
+        TableFormat::ALL.into_iter().find(is)
     }
 }
 
@@ -62,20 +74,50 @@ impl Text {
         heading: &Heading,
         mut each: impl FnMut(&Row) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
-        let mut record = ByteRecord::new();
+        let mut record = Fields::default();
         self.objects(|object, start| {
-            record.clear();
-            let mut at = Position::new();
-            at.set_byte(start as u64);
-            record.set_position(Some(at));
-            for name in &heading.names {
-                match object.get(name) {
-                    None | Some(Value::Null) => record.push_field(b""),
-                    Some(Value::String(text)) => record.push_field(text.trim().as_bytes()),
-                    Some(other) => record.push_field(other.to_string().as_bytes()),
-                }
-            }
+            fill(&mut record, start, heading, &object);
             each(&Row::new(self, heading, &record))
+        })
+    }
+
+    /// Reads the line that starts at a byte as a row; gives where to go on, `None` after the last.
+    pub(super) fn line_at(
+        &self,
+        heading: &Heading,
+        at: usize,
+        record: &mut Fields,
+    ) -> Result<Option<usize>, DataError> {
+        let Some((start, next)) = self.next_line(at) else { return Ok(None) };
+        fill(record, start, heading, &self.object(start, next)?);
+        Ok(Some(next))
+    }
+
+    /// Where the next line that is not blank starts, and the one after it.
+    pub(super) fn next_line(&self, at: usize) -> Option<(usize, usize)> {
+        let mut start = at;
+        while start < self.bytes().len() {
+            let rest = &self.bytes()[start..];
+            let length = rest.iter().position(|b| *b == b'\n').map_or(rest.len(), |end| end + 1);
+            if !rest[..length].iter().all(u8::is_ascii_whitespace) {
+                return Some((start, start + length));
+            }
+            start += length;
+        }
+        None
+    }
+
+    /// Whether the file is one array of objects, and has no lines of its own.
+    pub(super) fn is_array(&self) -> bool {
+        self.format() == TableFormat::JsonLines && self.bytes().trim_ascii_start().starts_with(b"[")
+    }
+
+    /// The object in these bytes.
+    fn object(&self, from: usize, to: usize) -> Result<Map<String, Value>, DataError> {
+        serde_json::from_slice(&self.bytes()[from..to]).map_err(|e| {
+            let why =
+                format!("{e}; each line is one JSON object, such as {{\"age\": 30, \"city\": \"Rome\"}}");
+            self.error(from, 0, &why)
         })
     }
 
@@ -85,26 +127,16 @@ impl Text {
         mut each: impl FnMut(Map<String, Value>, usize) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let mut read = || {
-            if self.bytes().trim_ascii_start().starts_with(b"[") {
+            if self.is_array() {
                 let all: Vec<Map<String, Value>> = serde_json::from_slice(self.bytes()).map_err(|e| {
                     self.error(0, 0, &format!("{e}; a file that begins with [ is one array of JSON objects"))
                 })?;
                 return all.into_iter().try_for_each(|object| each(object, 0));
             }
-            let mut start = 0;
-            for line in self.bytes().split(|b| *b == b'\n') {
-                let at = start;
-                start += line.len() + 1;
-                if line.iter().all(u8::is_ascii_whitespace) {
-                    continue;
-                }
-                let object = serde_json::from_slice(line).map_err(|e| {
-                    let why = format!(
-                        "{e}; each line is one JSON object, such as {{\"age\": 30, \"city\": \"Rome\"}}"
-                    );
-                    self.error(at, 0, &why)
-                })?;
-                each(object, at)?;
+            let mut at = 0;
+            while let Some((start, next)) = self.next_line(at) {
+                each(self.object(start, next)?, start)?;
+                at = next;
             }
             Ok(())
         };
@@ -112,5 +144,17 @@ impl Text {
         // Checked first: the content of a file that was cut may be wrong in any way.
         self.bytes().intact()?;
         outcome
+    }
+}
+
+/// Makes a row of an object.
+fn fill(record: &mut Fields, start: usize, heading: &Heading, object: &Map<String, Value>) {
+    record.begin(start);
+    for name in &heading.names {
+        match object.get(name) {
+            None | Some(Value::Null) => record.push(b""),
+            Some(Value::String(text)) => record.push(text.trim().as_bytes()),
+            Some(other) => record.push(other.to_string().as_bytes()),
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Tables: text files with a row per line and fields between delimiters (CSV), or a JSON object per line (`lines`). The label is a small integer or a name, or labels
-//! are numbers, or zeros and ones. Read whole into memory at opening, so that whatever is wrong with the text is said then.
+//! are numbers, or zeros and ones. All of it is read at opening, so that whatever is wrong with the text is said then; its rows are kept in
+//! memory, or stay in their file (`stored`).
 //!
 //! A table is first read as numbers, in one pass. Only if a feature is something else, or options say something about columns,
 //! they are looked at one by one (`survey`), it is learnt as what each is read (`schema`), and the file is read again by that
@@ -10,12 +11,20 @@
 //! ([`TableOptions::columns`], [`TableOptions::schema`]); others by position, of which there must be as many.
 
 mod choose;
+mod chunks;
 mod classes;
 mod columns;
 mod date;
 mod encode;
+mod fields;
+mod labels;
 mod lines;
+mod number;
+#[cfg_attr(not(feature = "parquet"), path = "no_parquet.rs")]
+mod parquet;
+mod parts;
 pub mod schema;
+mod stored;
 mod survey;
 mod text;
 mod texts;
@@ -28,11 +37,16 @@ use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, IGNORED, LabelKind, Spec, Target};
 pub use choose::{BLANKS, ColumnChoice, ONE_HOT};
-use classes::{Distinct, LabelNumbers};
+use chunks::Chunks;
+use classes::Distinct;
 pub use columns::Columns;
 use encode::RowEncoder;
+pub(crate) use fields::Fields;
+use labels::ReadLabels;
 pub use lines::TableFormat;
+use parts::SameColumns;
 pub use schema::TableSchema;
+use stored::{Indexed, StoredRows};
 pub use survey::{ColumnSurvey, ColumnType};
 use text::{Heading, Row, Text};
 pub use texts::{LENGTH, TextChoice, TextColumns, WordPlace, choose_times};
@@ -63,6 +77,8 @@ pub struct TableOptions {
     pub schema: Option<Arc<TableSchema>>,
     /// Columns that are texts: they are the features then, and no other column is.
     pub texts: Option<TextColumns>,
+    /// Whether rows stay in their files, which may be larger than memory, and are read where they lie.
+    pub stored: bool,
 }
 
 impl Default for TableOptions {
@@ -78,6 +94,7 @@ impl Default for TableOptions {
             choice: ColumnChoice::default(),
             schema: None,
             texts: None,
+            stored: false,
         }
     }
 }
@@ -99,6 +116,8 @@ pub struct Table {
     schema: Option<Arc<TableSchema>>,
     /// The tokens of its texts, if its features are texts.
     texts: Option<TokenRows>,
+    /// The rows, if they stay in their file; `values` is then empty.
+    stored: Option<StoredRows>,
 }
 
 /// How the features of rows are read.
@@ -106,7 +125,7 @@ enum FeatureReader<'a> {
     /// As numbers.
     Numbers(Vec<usize>),
     /// As a schema says.
-    Encoded(RowEncoder<'a>),
+    Encoded(RowEncoder),
     /// As texts.
     Texts(&'a TextColumns, Vec<usize>, TokenRows),
 }
@@ -141,8 +160,8 @@ impl Table {
         Ok(Table::open_all(&[path.to_path_buf()], options)?.remove(0))
     }
 
-    /// Reads the tables at these paths, parts of one: their classes are those of all of them together, and their columns
-    /// those of the first.
+    /// Reads the tables at these paths, parts of one: their classes are those of all of them together, and all have the columns of
+    /// the first, in any order.
     pub fn open_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
         let chosen = options.texts.is_none() && options.choice != ColumnChoice::default();
         let tables = match options.schema.is_none() && chosen {
@@ -183,12 +202,16 @@ impl Table {
 
     /// Reads tables whose labels are not mapped to classes yet.
     fn read_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, Unread> {
-        let mut tables: Vec<Table> = Vec::with_capacity(paths.len());
+        let (mut tables, mut same) = (Vec::<Table>::with_capacity(paths.len()), SameColumns::default());
         for path in paths {
             let known = tables.first().map(|t| t.columns.clone()).filter(|_| options.columns.is_empty());
             let options =
                 TableOptions { columns: known.unwrap_or(options.columns.clone()), ..options.clone() };
-            tables.push(Table::labelled(path, &options)?);
+            let text = Text::open(path, &options)?;
+            let heading = text.heading()?;
+            same.check(&text, &heading)?;
+            let labels = labels_of(&text, &heading, &options)?;
+            tables.push(Table::read_labelled(text, heading, &labels)?);
         }
         Ok(tables)
     }
@@ -211,7 +234,16 @@ impl Table {
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
         let labels = labels_of(&text, &heading, options)?;
-        Table::read(&text, &heading, &labels, true)
+        Table::read_labelled(text, heading, &labels)
+    }
+
+    /// Reads a table with labels in these fields.
+    fn read_labelled(text: Text, heading: Heading, labels: &[usize]) -> Result<Table, Unread> {
+        // Tokens of texts are kept in memory.
+        match text.is_stored() && text.texts().is_none() {
+            true => Table::index(text, heading, labels, Chunks::default()),
+            false => Table::read(&text, &heading, labels, true),
+        }
     }
 
     /// Reads rows of `width` features for prediction. Labels, if there are, are left out: the column with the name that
@@ -292,6 +324,10 @@ impl Table {
         if self.texts.is_some() {
             return Vec::new();
         }
+        let name = |column: usize| self.columns.features.get(column).cloned().unwrap_or(column.to_string());
+        if let Some(stored) = &self.stored {
+            return stored.like_ids.iter().copied().map(name).collect();
+        }
         let (width, rows) = (self.width(), self.len());
         let counts = |column: &usize| {
             let value = |row: usize| self.values[row * width + column];
@@ -299,7 +335,6 @@ impl Table {
             rows >= survey::ROWS_OF_IDS
                 && (1..rows.min(1 << 20)).all(|row| value(row) == value(row - 1) + 1.0)
         };
-        let name = |column: usize| self.columns.features.get(column).cloned().unwrap_or(column.to_string());
         (0..width).filter(counts).map(name).collect()
     }
 
@@ -326,6 +361,11 @@ impl Table {
         self.texts.as_ref().map_or(&[], TokenRows::words)
     }
 
+    /// Whether its rows stay in their file.
+    pub fn is_stored(&self) -> bool {
+        self.stored.is_some()
+    }
+
     /// Whether the rows have labels; not those of [`Table::features_only`].
     pub fn has_labels(&self) -> bool {
         !self.labels.is_empty() || !self.targets.is_empty()
@@ -350,51 +390,32 @@ impl Table {
                 FeatureReader::Encoded(RowEncoder::new(schema, &places))
             }
         };
+        let mut counts = match &features {
+            FeatureReader::Numbers(_) | FeatureReader::Texts(..) => Vec::new(),
+            FeatureReader::Encoded(encoder) => encoder.counts(),
+        };
         let choice = schema.as_ref().map(|schema| schema.choice());
-        let mut not_numbers = false;
-        let kind = text.kind();
-        let (mut values, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        let mut numbers = LabelNumbers::default();
+        let mut labels = ReadLabels::new(heading, fields, labelled.then_some(text.kind()), choice);
+        let (mut values, mut not_numbers) = (Vec::new(), false);
         let outcome = text.rows(heading, |row| {
             match &mut features {
                 FeatureReader::Numbers(fields) => {
-                    for &field in fields.iter() {
-                        match row.number(field) {
-                            Ok(number) => values.push(number),
-                            Err(error) => {
-                                not_numbers = row.is_not_number(field);
-                                return Err(error);
-                            }
-                        }
-                    }
+                    Table::numbers(row, fields, &mut values).map_err(|unread| {
+                        not_numbers = matches!(unread, Unread::NotNumbers(_));
+                        DataError::from(unread)
+                    })?;
                 }
-                FeatureReader::Encoded(encoder) => encoder.row(row, &mut values)?,
+                FeatureReader::Encoded(encoder) => encoder.row(row, &mut values, Some(&mut counts))?,
                 FeatureReader::Texts(columns, places, rows) if columns.tagged => {
                     let tags = match fields.first().filter(|_| labelled) {
-                        Some(&field) => Some(tags_of(row, field, &mut numbers)?),
+                        Some(&field) => Some(tags_of(row, field, &mut labels)?),
                         None => None,
                     };
                     return rows.push_words(columns, row, places[0], tags.as_deref());
                 }
                 FeatureReader::Texts(columns, places, rows) => rows.push(columns, row, places)?,
             }
-            for &field in fields {
-                row.on_one_line(field)?;
-                if labelled && let Some(choice) = &choice {
-                    check_label(row, field, choice)?;
-                }
-                match kind {
-                    LabelKind::Numbers if labelled => targets.push(row.target(field)?),
-                    LabelKind::Labels if labelled => targets.push(row.zero_or_one(field)?),
-                    LabelKind::Classes | LabelKind::Numbers | LabelKind::Labels => {}
-                }
-            }
-            let Some(&field) = fields.first().filter(|_| labelled && kind == LabelKind::Classes) else {
-                return Ok(());
-            };
-            let number = numbers.number(row.word(field)?, row, field)?;
-            labels.push(number);
-            Ok(())
+            labels.row(row)
         });
         match outcome {
             Err(error) if not_numbers => return Err(Unread::NotNumbers(error)),
@@ -405,7 +426,7 @@ impl Table {
             Columns { features: Vec::new(), labels: fields.iter().copied().filter_map(name).collect() };
         let shape = match (&features, &schema) {
             (FeatureReader::Encoded(encoder), Some(schema)) => {
-                encoder.finish().map_err(|why| text.error(0, 0, &why))?;
+                encoder.finish(&counts).map_err(|why| text.error(0, 0, &why))?;
                 columns.features = if schema.unnamed.is_some() { Vec::new() } else { schema.names() };
                 schema.features()
             }
@@ -423,29 +444,81 @@ impl Table {
             FeatureReader::Texts(_, _, rows) => Some(rows),
             FeatureReader::Numbers(_) | FeatureReader::Encoded(_) => None,
         };
-        let (n, names) = (fields.len(), columns.labels.clone());
-        let target = match kind {
+        Ok(Table { values, texts, ..Table::of(text, columns, shape, labels, labelled) })
+    }
+
+    /// Goes through a table whose rows stay in their file.
+    fn index(text: Text, heading: Heading, fields: &[usize], chunks: Chunks) -> Result<Table, Unread> {
+        if text.format() == TableFormat::Parquet || text.is_array() {
+            let why = "rows of Parquet and of an array of JSON are read into memory; leave `data.in_memory` out, or write JSON lines or CSV";
+            return Err(text.error(0, 0, why).into());
+        }
+        let (kind, schema) = (text.kind(), text.schema().cloned());
+        let name = |field: &usize| heading.name(*field).map(String::from);
+        let names: Vec<Option<String>> = (0..heading.width).map(|field| name(&field)).collect();
+        let label_names = fields.iter().filter_map(name).collect();
+        let plain = ReadLabels::new(&heading, fields, Some(kind), schema.as_ref().map(|s| s.choice()));
+        let Indexed { rows, labels, features, numbers } =
+            StoredRows::index(text, heading, fields, || plain.again(), chunks)?;
+        let features_names = match &schema {
+            Some(schema) if schema.unnamed.is_none() => schema.names(),
+            Some(_) => Vec::new(),
+            None => numbers.iter().filter_map(|field| names[*field].clone()).collect(),
+        };
+        let columns = Columns { features: features_names, labels: label_names };
+        let table = Table::of(rows.text(), columns, features, labels, true);
+        Ok(Table { stored: Some(rows), ..table })
+    }
+
+    /// A table without its rows.
+    fn of(text: &Text, columns: Columns, features: Features, labels: ReadLabels, labelled: bool) -> Table {
+        let (n, names) = (labels.n_fields(), columns.labels.clone());
+        let target = match text.kind() {
             LabelKind::Numbers if labelled => Target::Numbers { n, names },
             LabelKind::Labels if labelled => Target::Labels { n, names },
             LabelKind::Classes | LabelKind::Numbers | LabelKind::Labels => {
                 Target::Class { classes: 1, names: Vec::new() }
             }
         };
-        let spec = Spec { features: shape, target };
-        let distinct = numbers.distinct;
-        Ok(Table { spec, columns, values, labels, distinct, class_of: Vec::new(), targets, schema, texts })
+        let ReadLabels { labels, targets, distinct, .. } = labels;
+        let spec = Spec { features, target };
+        let (values, class_of, schema) = (Vec::new(), Vec::new(), text.schema().cloned());
+        Table {
+            spec,
+            columns,
+            values,
+            labels,
+            distinct,
+            class_of,
+            targets,
+            schema,
+            stored: None,
+            texts: None,
+        }
+    }
+
+    /// Adds the fields of a row that are numbers to `values`.
+    fn numbers(row: &Row, fields: &[usize], values: &mut Vec<f32>) -> Result<(), Unread> {
+        for &field in fields {
+            match row.number(field) {
+                Ok(number) => values.push(number),
+                Err(error) if row.is_not_number(field) => return Err(Unread::NotNumbers(error)),
+                Err(error) => return Err(Unread::Wrong(error)),
+            }
+        }
+        Ok(())
     }
 }
 
 /// The numbers of the tags in a field: a list, as words are.
-fn tags_of(row: &Row, field: usize, numbers: &mut LabelNumbers) -> Result<Vec<u32>, DataError> {
+fn tags_of(row: &Row, field: usize, labels: &mut ReadLabels) -> Result<Vec<u32>, DataError> {
     let tags = list_of(row, field)?;
     if let Some(at) = tags.iter().position(String::is_empty) {
         return Err(
             row.wrong(field, &format!("has a blank as tag {at}, counted from 0; give a tag to each word"))
         );
     }
-    tags.iter().map(|tag| numbers.number(tag, row, field)).collect()
+    tags.iter().map(|tag| labels.number(tag, row, field)).collect()
 }
 
 /// The labels' columns of a table that has labels.
@@ -466,23 +539,14 @@ fn labels_of(text: &Text, heading: &Heading, options: &TableOptions) -> Result<V
     Ok(labels)
 }
 
-/// Fails for a label that is blank.
-fn check_label(row: &Row, field: usize, choice: &ColumnChoice) -> Result<(), DataError> {
-    if !choice.is_blank(row.field(field)) {
-        return Ok(());
-    }
-    let why = "is blank, and a row without a label teaches nothing; fill it, or leave out the row (what stands for blanks is \
-               said by `data.blanks`)";
-    Err(row.wrong(field, why))
-}
-
 /// Learns as what the columns of tables are read, from all of them together. Columns are those of the first.
 pub fn learn(paths: &[PathBuf], options: &TableOptions) -> Result<TableSchema, DataError> {
     let mut surveys: Vec<ColumnSurvey> = Vec::new();
-    let mut unnamed = None;
+    let (mut unnamed, mut same) = (None, SameColumns::default());
     for path in paths {
-        let text = Text::open(path, options)?;
+        let text = Text::open(path, &same.options(options))?;
         let heading = text.heading()?;
+        same.check(&text, &heading)?;
         let labels = labels_of(&text, &heading, options)?;
         let names = heading.names_or_numbers();
         let fields = match surveys.is_empty() {
@@ -496,22 +560,18 @@ pub fn learn(paths: &[PathBuf], options: &TableOptions) -> Result<TableSchema, D
                 |&field: &usize| ColumnSurvey::new(&names[field], options.choice.is_category(&names[field]));
             surveys = fields.iter().map(survey).collect();
         }
-        text.rows(&heading, |row| {
-            for (survey, &field) in surveys.iter_mut().zip(&fields) {
-                survey.add(row, field, &options.choice);
-            }
-            Ok(())
-        })?;
+        look(&text, &heading, &fields, &mut surveys, Chunks::default())?;
     }
     Ok(TableSchema { unnamed, ..TableSchema::learn(&surveys, &options.choice)? })
 }
 
 /// Looks at all columns of tables, labels as well. Columns are those of the first.
 pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSurvey>, DataError> {
-    let mut surveys: Vec<ColumnSurvey> = Vec::new();
+    let (mut surveys, mut same) = (Vec::<ColumnSurvey>::new(), SameColumns::default());
     for path in paths {
-        let text = Text::open(path, options)?;
+        let text = Text::open(path, &same.options(options))?;
         let heading = text.heading()?;
+        same.check(&text, &heading)?;
         let names = heading.names_or_numbers();
         let fields = match surveys.is_empty() {
             true => {
@@ -520,14 +580,41 @@ pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSur
             }
             false => places(&surveys, &names).map_err(|why| text.error(0, 0, &why))?,
         };
-        text.rows(&heading, |row| {
-            for (survey, &field) in surveys.iter_mut().zip(&fields) {
-                survey.add(row, field, &options.choice);
-            }
-            Ok(())
-        })?;
+        look(&text, &heading, &fields, &mut surveys, Chunks::default())?;
     }
     Ok(surveys)
+}
+
+/// Looks at all rows of a file, in chunks on all cores.
+fn look(
+    text: &Text,
+    heading: &Heading,
+    fields: &[usize],
+    surveys: &mut [ColumnSurvey],
+    chunks: Chunks,
+) -> Result<(), DataError> {
+    let before = surveys.first().map_or(0, |survey| survey.rows);
+    let add = |surveys: &mut [ColumnSurvey], row: &Row| {
+        let pairs = surveys.iter_mut().zip(fields);
+        pairs.for_each(|(survey, field)| survey.add(row, *field, text.choice()));
+        Ok(())
+    };
+    if text.format() == TableFormat::Parquet || text.is_array() {
+        return text.rows(heading, |row| add(surveys, row));
+    }
+    let empty: Vec<ColumnSurvey> = surveys.iter().map(ColumnSurvey::again).collect();
+    let work = |chunk| {
+        let mut surveys = empty.clone();
+        text.rows_of(heading, chunk, |row| add(&mut surveys, row)).map(|()| surveys)
+    };
+    text.in_chunks(heading, chunks, work, |more| {
+        surveys.iter_mut().zip(more).for_each(|(survey, more)| survey.append(more));
+        Ok(())
+    })?;
+    match surveys.first() {
+        Some(survey) if survey.rows == before => Err(text.no_rows()),
+        _ => Ok(()),
+    }
 }
 
 /// Where columns that were looked at in a first file are in another one.
@@ -545,7 +632,11 @@ impl Dataset for Table {
     }
 
     fn len(&self) -> usize {
-        self.texts.as_ref().map_or_else(|| self.values.len() / self.width(), TokenRows::len)
+        match (&self.texts, &self.stored) {
+            (Some(texts), _) => texts.len(),
+            (None, Some(stored)) => stored.len(),
+            (None, None) => self.values.len() / self.width(),
+        }
     }
 
     fn tokens(&self, idx: usize) -> Option<usize> {
@@ -559,8 +650,8 @@ impl Dataset for Table {
     }
 
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
-        let values = match &self.texts {
-            Some(texts) if matches!(self.spec.target, Target::Tags { .. }) => {
+        let values = match (&self.texts, &self.stored) {
+            (Some(texts), _) if matches!(self.spec.target, Target::Tags { .. }) => {
                 // Rows for prediction have no distinct labels, and the first class stands for them.
                 let class = |&tag: &i32| match usize::try_from(tag) {
                     Ok(tag) => self.class_of.get(tag).map_or(0, |&class| class as i32),
@@ -571,8 +662,12 @@ impl Dataset for Table {
                 let label = Label::Tags(&scratch.ids);
                 return Ok(Fetched { values: Values::I32(texts.row(idx)), label });
             }
-            Some(texts) => Values::I32(texts.row(idx)),
-            None => Values::F32(&self.values[idx * self.width()..][..self.width()]),
+            (Some(texts), _) => Values::I32(texts.row(idx)),
+            (None, Some(stored)) => {
+                stored.read(idx, &mut scratch.fields, &mut scratch.numbers)?;
+                Values::F32(&scratch.numbers)
+            }
+            (None, None) => Values::F32(&self.values[idx * self.width()..][..self.width()]),
         };
         let label = match self.class(idx)? {
             Some(class) => Label::Class(class),
@@ -585,7 +680,7 @@ impl Dataset for Table {
     }
 
     fn intact(&self) -> Result<(), DataError> {
-        Ok(())
+        self.stored.as_ref().map_or(Ok(()), StoredRows::intact)
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
@@ -598,5 +693,7 @@ impl Dataset for Table {
 mod fuzz;
 #[cfg(test)]
 mod mixed_tests;
+#[cfg(test)]
+mod stored_tests;
 #[cfg(test)]
 mod tests;

@@ -6,13 +6,13 @@
 //! words: a category, or, where most rows have a word of their own, what looks like an id or free text.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use serde::Serialize;
 
 use super::choose::ColumnChoice;
 use super::date::{DatePart, Moment};
-use super::text::{Row, TextPlace};
+use super::number;
+use super::text::{FieldPlace, Row};
 use crate::error::DataError;
 
 /// Different values are counted up to this many.
@@ -59,6 +59,7 @@ pub struct ColumnSurvey {
     mean: f64,
     /// Whether each number is the one before and one more.
     counts_up: bool,
+    first: f64,
     last: f64,
     /// Mean, least and largest value of each part of the dates.
     parts: Vec<PartSums>,
@@ -70,18 +71,11 @@ pub struct ColumnSurvey {
     word_bytes: Option<(usize, usize, usize)>,
     counts_numbers: bool,
     /// The first field that is not blank and no number, and the first that is no date.
-    not_number: Option<(DataPlace, String)>,
-    not_date: Option<(DataPlace, String)>,
+    not_number: Option<(FieldPlace, String)>,
+    not_date: Option<(FieldPlace, String)>,
     sample: Vec<f64>,
     /// The distance between two numbers that are in the sample.
     stride: usize,
-}
-
-/// A place in a file.
-#[derive(Clone, Debug)]
-struct DataPlace {
-    path: Box<Path>,
-    place: TextPlace,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +98,7 @@ impl ColumnSurvey {
             range: None,
             mean: 0.0,
             counts_up: true,
+            first: f64::NAN,
             last: f64::NAN,
             parts: Vec::new(),
             distinct: HashMap::new(),
@@ -117,6 +112,11 @@ impl ColumnSurvey {
         }
     }
 
+    /// Of the same column, with no rows yet.
+    pub(super) fn again(&self) -> ColumnSurvey {
+        ColumnSurvey::new(&self.name, self.counts_numbers)
+    }
+
     /// Looks at a field.
     pub(super) fn add(&mut self, row: &Row, field: usize, choice: &ColumnChoice) {
         let text = row.field(field);
@@ -125,17 +125,16 @@ impl ColumnSurvey {
             self.blanks += 1;
             return;
         }
-        let number = str::from_utf8(text).ok().and_then(|text| text.parse::<f64>().ok());
+        let number = number::double(text);
         if let Some(number) = number.filter(|x| !x.is_nan()) {
             self.add_number(number);
             if !self.counts_numbers {
                 return;
             }
         } else {
-            let first = |known: &mut Option<(DataPlace, String)>| {
+            let first = |known: &mut Option<(FieldPlace, String)>| {
                 known.get_or_insert_with(|| {
-                    let place = DataPlace { path: row.path().into(), place: row.place(field) };
-                    (place, String::from_utf8_lossy(text).chars().take(40).collect())
+                    (row.place_of(field), String::from_utf8_lossy(text).chars().take(40).collect())
                 });
             };
             let (least, most, all) = self.word_bytes.unwrap_or((usize::MAX, 0, 0));
@@ -165,6 +164,7 @@ impl ColumnSurvey {
         }
         self.mean += (number - self.mean) / self.numbers as f64;
         self.counts_up &= self.last.is_nan() || number == self.last + 1.0;
+        self.first = if self.first.is_nan() { number } else { self.first };
         self.last = number;
         self.widen(number);
     }
@@ -189,12 +189,77 @@ impl ColumnSurvey {
             self.sample.push(value);
         }
         if self.sample.len() == SAMPLE {
-            let mut odd = false;
-            self.sample.retain(|_| {
-                odd = !odd;
-                !odd
-            });
-            self.stride *= 2;
+            self.thin();
+        }
+    }
+
+    /// Leaves every other number of the sample out.
+    fn thin(&mut self) {
+        let mut odd = false;
+        self.sample.retain(|_| {
+            odd = !odd;
+            !odd
+        });
+        self.stride *= 2;
+    }
+
+    /// Adds what is in the rows that follow, of the same column.
+    pub(super) fn append(&mut self, mut next: ColumnSurvey) {
+        self.rows += next.rows;
+        self.blanks += next.blanks;
+        self.booleans += next.booleans;
+        self.counts_up &=
+            next.counts_up && (self.last.is_nan() || next.first.is_nan() || next.first == self.last + 1.0);
+        self.first = if self.first.is_nan() { next.first } else { self.first };
+        self.last = if next.last.is_nan() { self.last } else { next.last };
+        self.numbers += next.numbers;
+        self.dates += next.dates;
+        if next.numbers > 0 {
+            self.mean += (next.mean - self.mean) * (next.numbers as f64 / self.numbers as f64);
+        }
+        self.range = match (self.range, next.range) {
+            (Some((a, b)), Some((c, d))) => Some((a.min(c), b.max(d))),
+            (range, other) => range.or(other),
+        };
+        match self.parts.is_empty() {
+            true => self.parts = next.parts,
+            false => {
+                for (sums, more) in self.parts.iter_mut().zip(&next.parts) {
+                    sums.sum += more.sum;
+                    (sums.least, sums.most) = (sums.least.min(more.least), sums.most.max(more.most));
+                }
+            }
+        }
+        // Sorted, so that which ones are counted does not depend on the order of a hash.
+        let mut values: Vec<_> = next.distinct.into_iter().collect();
+        values.sort();
+        for (value, rows) in values {
+            let full = self.distinct.len() == DISTINCT_MAX;
+            match self.distinct.get_mut(&value) {
+                Some(n) => *n += rows,
+                None if full => self.more = true,
+                None => {
+                    self.distinct.insert(value, rows);
+                }
+            }
+        }
+        self.more |= next.more;
+        self.word_bytes = match (self.word_bytes, next.word_bytes) {
+            (Some((a, b, all)), Some((c, d, more))) => Some((a.min(c), b.max(d), all + more)),
+            (known, other) => known.or(other),
+        };
+        self.not_number = self.not_number.take().or(next.not_number);
+        self.not_date = self.not_date.take().or(next.not_date);
+        while next.stride < self.stride && !next.sample.is_empty() {
+            next.sample = next.sample.into_iter().step_by(2).collect();
+            next.stride *= 2;
+        }
+        while self.stride < next.stride {
+            self.thin();
+        }
+        self.sample.extend(next.sample);
+        while self.sample.len() >= SAMPLE {
+            self.thin();
         }
     }
 
@@ -297,7 +362,7 @@ impl ColumnSurvey {
             true => ("date", self.dates, &self.not_date),
             false => ("number", self.numbers, &self.not_number),
         };
-        let Some((DataPlace { path, place }, text)) = other else {
+        let Some((place, text)) = other else {
             return DataError::Setting { why: format!("column {:?} is not clear", self.name) };
         };
         let why = format!(
@@ -306,7 +371,7 @@ impl ColumnSurvey {
             self.name,
             self.present()
         );
-        place.error(path, &why)
+        place.error(&why)
     }
 }
 

@@ -110,8 +110,13 @@ fn classes_are_shared() {
     let test = open("1,c\n2,b\n", &plain).unwrap().with_target(&train.spec().target).unwrap();
     assert_eq!(test.spec(), train.spec());
     assert_eq!((test.class(0).unwrap(), test.class(1).unwrap()), (Some(2), Some(1)));
-    let error =
-        open("1,c\n2,d\n", &plain).unwrap().with_target(&train.spec().target).unwrap_err().to_string();
+    // Where a label is, is looked for in the file when it is wrong.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let kept = |content: &str| {
+        fs::write(file.path(), content).unwrap();
+        Table::open(file.path(), &plain).unwrap()
+    };
+    let error = kept("1,c\n2,d\n").with_target(&train.spec().target).unwrap_err().to_string();
     assert!(error.contains(
         "at byte 6: line 2, column 3: label \"d\" is not among those of the training set: a, b, c"
     ));
@@ -119,7 +124,7 @@ fn classes_are_shared() {
     let numbers = open("1,0\n2,3\n", &plain).unwrap();
     let test = open("1,2\n", &plain).unwrap().with_target(&numbers.spec().target).unwrap();
     assert_eq!((test.spec().classes(), test.class(0).unwrap()), (4, Some(2)));
-    let error = open("1,4\n", &plain).unwrap().with_target(&numbers.spec().target).unwrap_err().to_string();
+    let error = kept("1,4\n").with_target(&numbers.spec().target).unwrap_err().to_string();
     assert!(error.contains("at byte 2: line 1, column 3: label \"4\" is not among"), "{error}");
     let signed = open("1,-1\n2,1\n", &plain).unwrap();
     let test = open("1,1.0\n", &plain).unwrap().with_target(&signed.spec().target).unwrap();

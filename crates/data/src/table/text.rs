@@ -1,13 +1,13 @@
 //! The text of a table: its heading, its rows, and where in the text a field is.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str;
 use std::sync::Arc;
 
-use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
-
-use super::{TableFormat, TableOptions, TableSchema, TextColumns};
+use super::fields::{Fields, QuoteFault, closing_quote, unquoted_end};
+use super::number;
+use super::{ColumnChoice, TableFormat, TableOptions, TableSchema, TextColumns};
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 use crate::spec::LabelKind;
@@ -19,13 +19,15 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 const ROWS_OF_WORDS: usize = 100;
 
 /// A table's text and its options.
+#[derive(Debug)]
 pub(super) struct Text {
-    path: PathBuf,
+    path: Arc<Path>,
     bytes: Bytes,
     options: TableOptions,
 }
 
 /// What the first rows say about the table.
+#[derive(Debug)]
 pub(super) struct Heading {
     /// Whether the first row is a header.
     is_row: bool,
@@ -39,7 +41,7 @@ pub(super) struct Heading {
 pub(super) struct Row<'a> {
     text: &'a Text,
     heading: &'a Heading,
-    record: &'a ByteRecord,
+    record: &'a Fields,
 }
 
 /// A position in a text: line and column, and byte offset.
@@ -48,10 +50,42 @@ pub(super) struct TextPlace {
     offset: u64,
     line: usize,
     column: usize,
+    /// In a file that is no text: the number of the row from 1, or 0 for all of it.
+    row: Option<u64>,
+}
+
+/// Where a field is, found out when it is needed: to count lines takes a pass over the file.
+#[derive(Clone, Debug)]
+pub(super) struct FieldPlace {
+    path: Arc<Path>,
+    start: usize,
+    field: usize,
+    format: TableFormat,
+    delimiter: u8,
+}
+
+impl FieldPlace {
+    /// An error there.
+    pub(super) fn error(&self, why: &str) -> DataError {
+        let (format, delimiter) = (self.format, self.delimiter);
+        let options = TableOptions { format, delimiter, ..TableOptions::default() };
+        match Text::open(&self.path, &options) {
+            Ok(text) => text.error(self.start, self.field, why),
+            // It is gone; what is wrong is known all the same.
+            Err(_) => DataError::corrupt(&*self.path, self.start as u64, why),
+        }
+    }
 }
 
 impl TextPlace {
     pub(super) fn error(&self, path: &Path, why: &str) -> DataError {
+        match self.row {
+            Some(0) => return DataError::Setting { why: format!("{}: {why}", path.display()) },
+            Some(row) => {
+                return DataError::Setting { why: format!("{}: row {row}: {why}", path.display()) };
+            }
+            None => {}
+        }
         DataError::corrupt(path, self.offset, format!("line {}, column {}: {why}", self.line, self.column))
     }
 }
@@ -63,16 +97,36 @@ impl Text {
                 why: "the delimiter cannot be a quote or the end of a line".into(),
             });
         }
-        let text = Text { path: path.into(), bytes: map::open(path)?, options: options.clone() };
-        if options.format == TableFormat::Csv {
-            text.check_quotes()?;
-        }
-        Ok(text)
+        Ok(Text { path: path.into(), bytes: map::open(path)?, options: options.clone() })
+    }
+
+    /// Whether its rows stay in the file.
+    pub(super) fn is_stored(&self) -> bool {
+        self.options.stored
+    }
+
+    /// Which columns are read, and as what.
+    pub(super) fn choice(&self) -> &ColumnChoice {
+        &self.options.choice
+    }
+
+    /// The error for a table without rows.
+    pub(super) fn no_rows(&self) -> DataError {
+        self.error(self.bytes.len(), 0, "no rows under the header; if row 1 is data, set header = false")
+    }
+
+    /// How it is written.
+    pub(super) fn format(&self) -> TableFormat {
+        self.options.format
     }
 
     /// As what labels are read.
     pub(super) fn kind(&self) -> LabelKind {
         self.options.kind
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The content of the file.
@@ -90,37 +144,44 @@ impl Text {
         self.options.texts.as_ref()
     }
 
-    /// Looks at the first two rows.
+    /// Which columns there are.
     pub(super) fn heading(&self) -> Result<Heading, DataError> {
-        if self.options.format == TableFormat::JsonLines {
-            return self.keys();
+        match self.options.format {
+            TableFormat::Csv => self.names(),
+            TableFormat::JsonLines => self.keys(),
+            TableFormat::Parquet => self.parquet_columns(),
         }
-        let mut reader = self.reader();
-        let (first, second) = (self.record(&mut reader)?, self.record(&mut reader)?);
-        let Some(first) = first else {
+    }
+
+    /// Whether the first row of a CSV is names, and which.
+    fn names(&self) -> Result<Heading, DataError> {
+        let (mut first, mut second) = (Fields::default(), Fields::default());
+        let Some(next) = self.next_row(self.first_row(), &mut first)? else {
             return Err(self.error(0, 0, "the file is empty"));
         };
+        let has_second = self.next_row(next, &mut second)?.is_some();
+        let second = has_second.then_some(second);
         let texts = self.options.texts.iter().flat_map(|texts| &texts.columns);
         let by_name = self.options.labels.iter().chain(texts).any(|label| {
-            label.parse::<i64>().is_err() && first.iter().any(|field| field == label.as_bytes())
+            label.parse::<i64>().is_err() && first.iter(&self.bytes).any(|field| field == label.as_bytes())
         });
         let word_over_number = second.is_some_and(|second| {
-            first
-                .iter()
-                .zip(&second)
-                .any(|(first, second)| number(first).is_none() && number(second).is_some())
+            let pairs = first.iter(&self.bytes).zip(second.iter(&self.bytes));
+            let is = |field: &[u8]| number::single(field).is_some();
+            pairs.into_iter().any(|(first, second)| !is(first) && is(second))
         });
         let known = &self.options.columns.features;
-        let has_known = first.iter().any(|field| known.iter().any(|name| name.as_bytes() == field));
+        let has_known =
+            first.iter(&self.bytes).any(|field| known.iter().any(|name| name.as_bytes() == field));
         let is_row = match self.options.header {
             Some(header) => header,
             None => by_name || word_over_number || has_known || self.names_over_words(&first)?,
         };
         let mut names = Vec::new();
         if is_row {
-            for (i, field) in first.iter().enumerate() {
-                let name = str::from_utf8(field)
-                    .map_err(|_| self.error(start(&first), i, "the name is not UTF-8"))?;
+            for (i, field) in first.iter(&self.bytes).enumerate() {
+                let name =
+                    str::from_utf8(field).map_err(|_| self.error(first.start, i, "the name is not UTF-8"))?;
                 names.push(name.to_owned());
             }
         }
@@ -129,22 +190,78 @@ impl Text {
 
     /// Whether the first row is the only one with its words, in a table that has no numbers in its first two rows: words that are
     /// values occur again.
-    fn names_over_words(&self, first: &ByteRecord) -> Result<bool, DataError> {
-        if first.iter().any(|field| field.is_empty() || number(field).is_some()) {
+    fn names_over_words(&self, first: &Fields) -> Result<bool, DataError> {
+        let text: &[u8] = &self.bytes;
+        if first.iter(text).any(|field| field.is_empty() || number::single(field).is_some()) {
             return Ok(false);
         }
-        let (mut reader, mut seen) = (self.reader(), vec![HashSet::new(); first.len()]);
-        let (mut again, mut rows) = (false, 0);
-        while let Some(record) = self.record(&mut reader)?.filter(|_| rows < ROWS_OF_WORDS) {
-            if rows > 0 && record.iter().zip(first).any(|(field, name)| field == name) {
+        let (mut record, mut seen) = (Fields::default(), vec![HashSet::new(); first.len()]);
+        let (mut again, mut rows, mut at) = (false, 0, self.first_row());
+        while rows < ROWS_OF_WORDS
+            && let Some(next) = self.next_row(at, &mut record)?
+        {
+            if rows > 0 && record.iter(text).zip(first.iter(text)).any(|(field, name)| field == name) {
                 return Ok(false);
             }
-            for (seen, field) in seen.iter_mut().zip(&record).filter(|_| rows > 0) {
+            for (seen, field) in seen.iter_mut().zip(record.iter(text)).filter(|_| rows > 0) {
                 again |= !seen.insert(field.to_vec());
             }
             rows += 1;
+            at = next;
         }
         Ok(again)
+    }
+
+    /// Where the first row of a CSV starts.
+    fn first_row(&self) -> usize {
+        if self.bytes.starts_with(BOM) { BOM.len() } else { 0 }
+    }
+
+    /// Reads the row of a CSV that starts at a byte; gives where to go on, `None` after the last.
+    fn next_row(&self, at: usize, record: &mut Fields) -> Result<Option<usize>, DataError> {
+        record.read_csv(&self.bytes, at, self.options.delimiter).map_err(|fault| self.quote_error(fault))
+    }
+
+    /// Where the rows under the heading begin.
+    pub(super) fn body(&self, heading: &Heading) -> Result<usize, DataError> {
+        match self.options.format {
+            TableFormat::Csv if heading.is_row => {
+                Ok(self.next_row(self.first_row(), &mut Fields::default())?.unwrap_or(self.bytes.len()))
+            }
+            TableFormat::Csv => Ok(self.first_row()),
+            TableFormat::JsonLines | TableFormat::Parquet => Ok(0),
+        }
+    }
+
+    /// Reads the row that starts at a byte, which has the heading's fields; gives where to go on, `None` after the last.
+    pub(super) fn row_at(
+        &self,
+        heading: &Heading,
+        at: usize,
+        record: &mut Fields,
+    ) -> Result<Option<usize>, DataError> {
+        match self.options.format {
+            TableFormat::Csv => {
+                let next = self.next_row(at, record)?;
+                if next.is_some() && record.len() != heading.width {
+                    let at = record.len().min(heading.width);
+                    let why = format!("{} fields, but the first row has {}", record.len(), heading.width);
+                    return Err(self.error(record.start, at, &why));
+                }
+                Ok(next)
+            }
+            TableFormat::JsonLines => self.line_at(heading, at, record),
+            TableFormat::Parquet => unreachable!("rows of Parquet are not found by where they start"),
+        }
+    }
+
+    /// Where to go on after the row that starts at a byte; `None` after the last.
+    pub(super) fn skip_row(&self, at: usize, record: &mut Fields) -> Result<Option<usize>, DataError> {
+        match self.options.format {
+            TableFormat::Csv => self.next_row(at, record),
+            TableFormat::JsonLines => Ok(self.next_line(at).map(|(_, next)| next)),
+            TableFormat::Parquet => unreachable!("rows of Parquet are not found by where they start"),
+        }
     }
 
     /// Calls `each` with every row under the heading; all have as many fields as the heading.
@@ -153,23 +270,17 @@ impl Text {
         heading: &Heading,
         mut each: impl FnMut(&Row) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
-        if self.options.format == TableFormat::JsonLines {
-            return self.lines(heading, each);
+        match self.options.format {
+            TableFormat::Csv => {}
+            TableFormat::JsonLines => return self.lines(heading, each),
+            TableFormat::Parquet => return self.parquet_rows(heading, each),
         }
-        let mut reader = self.reader();
-        let mut record = ByteRecord::new();
-        let (mut n, mut skip) = (0usize, heading.is_row);
+        let mut record = Fields::default();
+        let mut n = 0usize;
         let mut read = || -> Result<(), DataError> {
-            while reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))? {
-                if skip {
-                    skip = false;
-                    continue;
-                }
-                if record.len() != heading.width {
-                    let at = record.len().min(heading.width);
-                    let why = format!("{} fields, but the first row has {}", record.len(), heading.width);
-                    return Err(self.error(start(&record), at, &why));
-                }
+            let mut at = self.body(heading)?;
+            while let Some(next) = self.row_at(heading, at, &mut record)? {
+                at = next;
                 each(&Row { text: self, heading, record: &record })?;
                 n += 1;
             }
@@ -180,11 +291,7 @@ impl Text {
         self.bytes.intact()?;
         outcome?;
         if n == 0 {
-            return Err(self.error(
-                self.bytes.len(),
-                0,
-                "no rows under the header; if row 1 is data, set header = false",
-            ));
+            return Err(self.no_rows());
         }
         Ok(())
     }
@@ -196,53 +303,23 @@ impl Text {
 
     /// An error where a quote opens that is never closed, or that is closed by one that was meant to open another field: all
     /// rows between would be one field.
-    fn check_quotes(&self) -> Result<(), DataError> {
-        let text: &[u8] = &self.bytes;
-        if !text.contains(&b'"') {
-            return Ok(());
-        }
-        let mut at = if text.starts_with(BOM) { BOM.len() } else { 0 };
-        while at < text.len() {
-            let open = at;
-            let quoted = text[open] == b'"';
-            if quoted {
-                let Some(close) = self.closing_quote(open) else {
-                    let why = "a quote opens here and is never closed; close it, or write it twice (\"\") inside quotes \
-                               if it belongs to the text";
-                    return Err(self.place_at(open).error(&self.path, why));
-                };
-                at = close + 1;
+    fn quote_error(&self, fault: QuoteFault) -> DataError {
+        let (open, why) = match fault {
+            QuoteFault::Open(open) => {
+                let why = "a quote opens here and is never closed; close it, or write it twice (\"\") inside quotes \
+                           if it belongs to the text";
+                (open, why.to_string())
             }
-            let (end, _) = self.unquoted_end(at);
-            if quoted && !text[at..end].iter().all(u8::is_ascii_whitespace) {
+            QuoteFault::GoesOn(open, close) => {
+                let TextPlace { line, column, .. } = self.place_at(close);
                 let why = format!(
-                    "a quote opens here and closes at line {}, column {}, where the field goes on; is one missing, or \
-                     to be written twice (\"\")?",
-                    self.place_at(at - 1).line,
-                    self.place_at(at - 1).column
+                    "a quote opens here and closes at line {line}, column {column}, where the field goes on; is one missing, \
+                     or to be written twice (\"\")?"
                 );
-                return Err(self.place_at(open).error(&self.path, &why));
+                (open, why)
             }
-            at = end + 1;
-        }
-        Ok(())
-    }
-
-    fn reader(&self) -> Reader<&[u8]> {
-        let mut builder = ReaderBuilder::new();
-        builder.has_headers(false).flexible(true).trim(Trim::All).delimiter(self.options.delimiter);
-        builder.from_reader(&self.bytes)
-    }
-
-    fn record(&self, reader: &mut Reader<&[u8]>) -> Result<Option<ByteRecord>, DataError> {
-        let mut record = ByteRecord::new();
-        let there = reader.read_byte_record(&mut record).map_err(|e| self.broken(&e))?;
-        Ok(there.then_some(record))
-    }
-
-    fn broken(&self, error: &csv::Error) -> DataError {
-        let offset = error.position().map_or(0, |p| p.byte() as usize);
-        self.error(offset, 0, &error.to_string())
+        };
+        self.place_at(open).error(&self.path, &why)
     }
 
     /// Where a field is: reads the record again, as its text is not kept. For errors, and once per class.
@@ -252,8 +329,12 @@ impl Text {
         if at == 0 && text.starts_with(BOM) {
             at = BOM.len();
         }
-        if self.options.format == TableFormat::JsonLines {
-            return self.place_at(at);
+        match self.options.format {
+            TableFormat::Csv => {}
+            TableFormat::JsonLines => return self.place_at(at),
+            TableFormat::Parquet => {
+                return TextPlace { offset: 0, line: 0, column: 0, row: Some(start as u64) };
+            }
         }
         while matches!(text.get(at), Some(b'\r' | b'\n')) && at + 1 < text.len() {
             at += 1;
@@ -272,37 +353,19 @@ impl Text {
         let before = &self.bytes[..at];
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |n| n + 1);
         let line = 1 + before.iter().filter(|&&b| b == b'\n').count();
-        TextPlace { offset: at as u64, line, column: 1 + at - line_start }
+        TextPlace { offset: at as u64, line, column: 1 + at - line_start, row: None }
     }
 
     /// Where the field that starts at `at` ends, and whether a delimiter ends it.
     fn field_end(&self, at: usize) -> (usize, bool) {
         // Quotes count only around a whole field.
         let quoted = self.bytes.get(at) == Some(&b'"');
-        let from = match quoted.then(|| self.closing_quote(at)) {
+        let from = match quoted.then(|| closing_quote(&self.bytes, at)) {
             None => at,
             Some(Some(close)) => close + 1,
             Some(None) => self.bytes.len(),
         };
-        self.unquoted_end(from)
-    }
-
-    /// The quote that closes the one at `open`; two in a row are one of the text.
-    fn closing_quote(&self, open: usize) -> Option<usize> {
-        let mut at = open + 1;
-        loop {
-            at += self.bytes.get(at..)?.iter().position(|&b| b == b'"')?;
-            if self.bytes.get(at + 1) != Some(&b'"') {
-                return Some(at);
-            }
-            at += 2;
-        }
-    }
-
-    /// The next delimiter or end of a line from `at` on, and whether it is a delimiter.
-    fn unquoted_end(&self, at: usize) -> (usize, bool) {
-        let ends = |b: &u8| *b == self.options.delimiter || matches!(b, b'\r' | b'\n');
-        let end = at + self.bytes[at..].iter().position(ends).unwrap_or(self.bytes.len() - at);
+        let end = unquoted_end(&self.bytes, from, self.options.delimiter);
         (end, self.bytes.get(end) == Some(&self.options.delimiter))
     }
 }
@@ -420,43 +483,33 @@ impl Heading {
 
 impl<'a> Row<'a> {
     /// The fields of a row.
-    pub(super) fn new(text: &'a Text, heading: &'a Heading, record: &'a ByteRecord) -> Row<'a> {
+    pub(super) fn new(text: &'a Text, heading: &'a Heading, record: &'a Fields) -> Row<'a> {
         Row { text, heading, record }
     }
 
     /// The text of a field.
     pub(super) fn field(&self, field: usize) -> &[u8] {
-        &self.record[field]
+        self.record.get(&self.text.bytes, field)
     }
 
     /// A field as a number, if it is one; it may be infinite.
     pub(super) fn plain_number(&self, field: usize) -> Option<f32> {
-        number(&self.record[field])
+        number::single(self.field(field))
     }
 
     /// Whether a field is something else than a number: a word, or nothing.
     pub(super) fn is_not_number(&self, field: usize) -> bool {
-        number(&self.record[field]).is_none_or(f32::is_nan)
+        number::single(self.field(field)).is_none_or(f32::is_nan)
     }
 
-    /// The file.
-    pub(super) fn path(&self) -> &Path {
-        &self.text.path
-    }
-
-    /// The file, to be kept.
-    pub(super) fn shared_path(&self) -> Arc<Path> {
-        self.text.path.as_path().into()
-    }
-
-    /// The name of a column.
-    pub(super) fn column_name(&self, field: usize) -> Option<&str> {
-        self.heading.name(field)
+    /// Where it starts.
+    pub(super) fn start(&self) -> usize {
+        self.record.start
     }
 
     /// Fails if a quoted field spans several lines.
     pub(super) fn on_one_line(&self, field: usize) -> Result<(), DataError> {
-        match self.record[field].iter().any(|b| matches!(b, b'\r' | b'\n')) {
+        match self.field(field).iter().any(|b| matches!(b, b'\r' | b'\n')) {
             true => Err(self.wrong(field, "goes on in another line; is a quote missing, or one too many?")),
             false => Ok(()),
         }
@@ -464,10 +517,10 @@ impl<'a> Row<'a> {
 
     /// A field as a finite number.
     pub(super) fn number(&self, field: usize) -> Result<f32, DataError> {
-        match number(&self.record[field]) {
+        match number::single(self.field(field)) {
             Some(number) if number.is_finite() => Ok(number),
             Some(_) => Err(self.wrong(field, "is not a finite number of 32 bits")),
-            None if self.record[field].is_empty() => {
+            None if self.field(field).is_empty() => {
                 Err(self.wrong(field, "is empty; fill it, or leave out the row"))
             }
             None => Err(self.wrong(field, "is not a number")),
@@ -476,8 +529,8 @@ impl<'a> Row<'a> {
 
     /// A field as a number to be predicted.
     pub(super) fn target(&self, field: usize) -> Result<f32, DataError> {
-        match number(&self.record[field]) {
-            None if !self.record[field].is_empty() => {
+        match number::single(self.field(field)) {
+            None if !self.field(field).is_empty() => {
                 let what = "is not a number, and a numeric target is asked for; name its column with `data.label`, or \
                             leave out `train.loss` to learn classes";
                 Err(self.wrong(field, what))
@@ -488,9 +541,9 @@ impl<'a> Row<'a> {
 
     /// A field that says whether a label holds: 0 or 1.
     pub(super) fn zero_or_one(&self, field: usize) -> Result<f32, DataError> {
-        match number(&self.record[field]) {
+        match number::single(self.field(field)) {
             Some(value) if value == 0.0 || value == 1.0 => Ok(value),
-            _ if self.record[field].is_empty() => self.number(field),
+            _ if self.field(field).is_empty() => self.number(field),
             _ => {
                 let what = "is not 0 or 1, as each label is with `train.loss = \"bce\"`; name the labels' columns with \
                             `data.label`";
@@ -501,7 +554,7 @@ impl<'a> Row<'a> {
 
     /// A field as a word.
     pub(super) fn word(&self, field: usize) -> Result<&str, DataError> {
-        let word = str::from_utf8(&self.record[field]).map_err(|_| self.wrong(field, "is not UTF-8"))?;
+        let word = str::from_utf8(self.field(field)).map_err(|_| self.wrong(field, "is not UTF-8"))?;
         if word.is_empty() {
             return Err(self.wrong(field, "is empty; fill it, or leave out the row"));
         }
@@ -511,12 +564,14 @@ impl<'a> Row<'a> {
         Ok(word)
     }
 
-    pub(super) fn place(&self, field: usize) -> TextPlace {
-        self.text.place(start(self.record), field)
+    /// Where a field is.
+    pub(super) fn place_of(&self, field: usize) -> FieldPlace {
+        let TableOptions { format, delimiter, .. } = self.text.options;
+        FieldPlace { path: self.text.path.clone(), start: self.record.start, field, format, delimiter }
     }
 
     pub(super) fn error(&self, field: usize, why: &str) -> DataError {
-        self.text.error(start(self.record), field, why)
+        self.text.error(self.record.start, field, why)
     }
 
     /// An error that names the field and shows its text.
@@ -525,19 +580,10 @@ impl<'a> Row<'a> {
             Some(name) => format!("{name:?}"),
             None => field.to_string(),
         };
-        let mut content: String = String::from_utf8_lossy(&self.record[field]).chars().take(40).collect();
+        let mut content: String = String::from_utf8_lossy(self.field(field)).chars().take(40).collect();
         if !content.is_empty() {
             content = format!(" {content:?}");
         }
         self.error(field, &format!("field {name}:{content} {what}"))
     }
-}
-
-/// Where a record starts.
-fn start(record: &ByteRecord) -> usize {
-    record.position().map_or(0, |p| p.byte() as usize)
-}
-
-fn number(field: &[u8]) -> Option<f32> {
-    str::from_utf8(field).ok()?.parse().ok()
 }

@@ -96,7 +96,7 @@ impl BenchJob {
         let spec = match (given.sets, described(&job)) {
             (Some(sets), _) => sets.train.spec().clone(),
             (None, Some(spec)) => spec,
-            (None, None) => match sets::open_as(&mut job, None, given.isa) {
+            (None, None) => match sets::open_as(&mut job, None, given.isa, given.memory_bytes) {
                 Ok(sets) => sets.train.spec().clone(),
                 Err(_) if given.net.is_none() && job.model.from_data.is_empty() => {
                     made_for(&job.model.model, job.train.loss)

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use polyreme_data::joined::files;
+use polyreme_data::joined::files_of;
 use polyreme_data::table::{self, ColumnSurvey, ColumnType, TableFormat, TableOptions};
 use polyreme_train::job::Job;
 use polyreme_train::sets::table_of;
@@ -32,11 +32,19 @@ pub(super) fn show(path: &Path, json: bool) -> CommandResult {
         }
         extension => {
             let delimiter = if extension == Some("tsv") { b'\t' } else { b',' };
+            let paths = [path.to_path_buf()];
             let format = match extension {
                 Some("json") => TableFormat::JsonLines,
+                _ if path.is_dir() => {
+                    let has = |format: &TableFormat| files_of(&paths, format.extensions()).is_ok();
+                    TableFormat::ALL.into_iter().find(has).unwrap_or_default()
+                }
                 _ => TableFormat::of(path).unwrap_or_default(),
             };
-            (files(path)?, TableOptions { format, delimiter, ..TableOptions::default() })
+            (
+                files_of(&paths, format.extensions())?,
+                TableOptions { format, delimiter, ..TableOptions::default() },
+            )
         }
     };
     let surveys = table::survey(&paths, &options)?;

@@ -40,7 +40,7 @@ A model that was trained with tensor or stage ranks is used by as many; `--ranks
 pub(super) struct PredictArgs {
     #[command(flatten)]
     used: UseArgs,
-    /// Images (PNG, JPEG), tables (CSV with the columns of the training file, in any order if they have names; the label
+    /// Images (PNG, JPEG), tables (CSV, JSON lines or Parquet with the columns of the training file, in any order if they have names; the label
     /// may be left out), or text files to go on from.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,

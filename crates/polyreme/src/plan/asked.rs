@@ -15,7 +15,7 @@ use polyreme_train::{Net, TrainError};
 
 use super::{chosen, tried};
 use crate::bench::jobs::BenchJob;
-use crate::process;
+use crate::{memory, process};
 
 /// The fewest samples that batch norms take statistics from, as where a run chooses the number of ranks itself.
 const STATISTICS_MIN: usize = 32;
@@ -46,7 +46,7 @@ impl AskedJob {
         let isa = given.isa;
         let opened = match &given.sets {
             Some(sets) => Some(sets.clone()),
-            None => sets::open_as(&mut job.clone(), None, isa).ok(),
+            None => sets::open_as(&mut job.clone(), None, isa, memory::free_bytes()).ok(),
         };
         let epoch_samples = opened.as_ref().map(|sets| sets.train.len());
         let epoch_samples = epoch_samples.map(|n| ((n as f64 * job.data.fraction).ceil() as usize).max(1));
@@ -111,7 +111,8 @@ impl AskedJob {
         let keys = chosen::keys(plan, cluster, self.precision(plan.choice.precision), said, auto);
         let job = chosen::applied(job, &chosen::settings(&keys, &job.parallel.open.names())).ok()?;
         let seating = plan.choice.seating;
-        let given = Given { net: net.clone(), sets: Some(self.sets.clone()?), isa: self.isa };
+        let sets = Some(self.sets.clone()?);
+        let given = Given { net: net.clone(), sets, isa: self.isa, ..Given::default() };
         // Not as rank 0, which would read all of the data for their mean.
         let prepared = Prepared::of_rank(job, given, seating.ranks() * seating.threads, 1).ok()?;
         let threads = cluster.inside.by == InsideBy::Threads;

@@ -215,3 +215,71 @@ fn columns_are_shown() {
     }
     refusal(folder, &["inspect", "nosuch.csv", "--data"], &["nosuch.csv", "not found"]);
 }
+
+/// Several files are one table, and its rows may stay in them: the bits are the same.
+#[test]
+fn a_table_in_several_files_larger_than_memory() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let text = fs::read_to_string(folder.join("houses.csv")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    fs::create_dir(folder.join("parts")).unwrap();
+    for (k, rows) in lines[1..].chunks(150).enumerate() {
+        write(folder, &format!("parts/part-{}.csv", k + 8), &format!("{}\n{}\n", lines[0], rows.join("\n")));
+    }
+    let train = |path: &str, in_memory: &str, name: &str| {
+        let (path, rows, output) =
+            (format!("data.path={path}"), format!("data.in_memory={in_memory}"), format!("runs/{name}"));
+        let sets = ["--set", &path, "--set", &rows, "--set", "train.epochs=3", "--output", &output];
+        let summary = json(folder, &[&["train", "job.toml", "--json"][..], &sets].concat()).pop().unwrap();
+        (summary["metrics"].clone(), fs::read(folder.join(output).join("model.safetensors")).unwrap())
+    };
+    let whole = train("houses.csv", "true", "whole");
+    assert_eq!(train("houses.csv", "false", "stored"), whole);
+    let parts = train("parts", "true", "parts");
+    assert_eq!(train("parts/part-*.csv", "false", "stored-parts"), parts);
+    let all = "['parts/part-8.csv', 'parts/part-9.csv', 'parts/part-10.csv']";
+    assert_eq!(train(all, "false", "listed"), parts);
+    let loss = |of: &Value| of["val_loss"].as_f64().unwrap();
+    assert!((loss(&parts.0) - loss(&whole.0)).abs() < 1e-4, "{} {}", parts.0, whole.0);
+    let shown = polyreme(folder, &["train", "job.toml", "--check", "--set", "data.in_memory=false"]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned() + &String::from_utf8_lossy(&shown.stderr);
+    assert!(shown.contains("read where they lie"), "{shown}");
+    let found = json(folder, &["inspect", "parts", "--data", "--json"]).pop().unwrap();
+    assert_eq!(found["columns"][0]["rows"], 400);
+
+    write(folder, "parts/part-11.csv", "ref,town,sold\n1,town 1,left\n");
+    refusal(
+        folder,
+        &["train", "job.toml", "--check", "--set", "data.path=parts"],
+        &["part-11.csv lacks \"area\", \"garden\", \"kind\", \"built\"", "part-8.csv has"],
+    );
+}
+
+#[test]
+fn parquet_is_a_table_like_any_other() {
+    let job = JOB.replace("'csv'", "'parquet'").replace("houses.csv", "t.parquet").replace("'sold'", "'y'");
+    let folder = folder(&job);
+    let folder = folder.path();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/fixtures/tables");
+    fs::copy(fixtures.join("snappy.parquet"), folder.join("t.parquet")).unwrap();
+    fs::copy(fixtures.join("zstd.parquet"), folder.join("zstd.parquet")).unwrap();
+    fs::copy(fixtures.join("same.csv"), folder.join("same.csv")).unwrap();
+    let found = json(folder, &["inspect", "t.parquet", "--data", "--json"]).pop().unwrap();
+    let types: Vec<_> = found["columns"].as_array().unwrap().iter().map(|c| c["type"].clone()).collect();
+    assert_eq!(types[4..9], ["number", "category", "boolean", "date", "date"]);
+    json(folder, &["train", "job.toml", "--json"]);
+    let answers = |name: &str| {
+        let lines = json(folder, &["predict", "runs/job", name, "--json"]);
+        lines.into_iter().map(|line| line["labels"].clone()).collect::<Vec<_>>()
+    };
+    let said = answers("t.parquet");
+    assert_eq!((said.len(), &answers("zstd.parquet"), &answers("same.csv")), (40, &said, &said));
+    write(folder, "t.parquet", "PAR1 and no more");
+    refusal(
+        folder,
+        &["train", "job.toml", "--check"],
+        &["t.parquet", "not a Parquet file, or a damaged one"],
+    );
+    refusal(folder, &["train", "job.toml", "--check", "--set", "data.in_memory=false"], &["in_memory"]);
+}

@@ -54,6 +54,8 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         "csv" => |_| of(table_of(TableFormat::Csv));
         /// a table of a JSON object per line, or of one array of objects, whose keys are the columns
         "jsonl" => |_| of(table_of(TableFormat::JsonLines));
+        /// a table in Parquet files
+        "parquet" => |_| of(table_of(TableFormat::Parquet));
         /// a folder of images for each class, or `train` and `test` with such folders in them
         "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
         /// a text; labels are the next tokens
@@ -68,8 +70,8 @@ fn kinds() -> Vec<Kind<DataSpec>> {
 }
 
 fn table_of(format: TableFormat) -> Source {
-    let (path, label, choice) = (PathBuf::new(), Vec::new(), ColumnChoice::default());
-    Source::Table { format, path, test: None, label, delimiter: b',', header: None, choice }
+    let (path, test, label, choice) = (Vec::new(), Vec::new(), Vec::new(), ColumnChoice::default());
+    Source::Table { format, path, test, label, delimiter: b',', header: None, choice, in_memory: None }
 }
 
 fn of(source: Source) -> DataSpec {
@@ -95,11 +97,17 @@ fn keys() -> Vec<Key<DataSpec>> {
         either(one_of([("balanced", ClassWeights::Balanced, "")]), weights.map(ClassWeights::Given, given));
     let has_images = |s: &mut DataSpec| !matches!(s.source, Source::Table { .. } | Source::Text { .. });
     let is_csv = |s: &mut DataSpec| matches!(s.source, Source::Table { format: TableFormat::Csv, .. });
+    let has_lines =
+        |s: &mut DataSpec| !matches!(s.source, Source::Table { format: TableFormat::Parquet, .. });
     let has_classes = |s: &mut DataSpec| !matches!(s.source, Source::Text { .. });
     keys! { DataSpec;
+        /// the file; a list of files; a folder, for its files that have the kind's extension; or, with a `*` in the last name, all that
+        /// match, as in `data/part-*.csv`. They have the same columns, and come in the order of their names, lists in their own
+        path: paths() => field!(Source::{Table}.path in source);
+            needed "say where the file is; paths are relative to the job file's folder";
         /// the file; several files if the last name has a `*`, as in `data/part-*.csv`
         path: path() => |s| match &mut s.source {
-            Source::Table { path, .. } | Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
+            Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
             _ => None,
         }; needed "say where the file is; paths are relative to the job file's folder";
         /// the folder
@@ -112,8 +120,10 @@ fn keys() -> Vec<Key<DataSpec>> {
             Source::Idx { path, known: Some(_) } | Source::Cifar { path, .. } => Some(path),
             _ => None,
         }; or "`data/KIND` in the working folder";
+        /// the test file, or files, as for `path`; evaluated once, at the end, and nothing is chosen by it
+        test: paths() => field!(Source::{Table}.test in source); or "none";
         /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
-        test: maybe(path()) => field!(Source::{Table | Text | Arrays}.test in source);
+        test: maybe(path()) => field!(Source::{Text | Arrays}.test in source);
         /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1; needed for jsonl
         label: columns() => field!(Source::{Table}.label in source); or "the last column";
         /// the character between fields
@@ -139,6 +149,9 @@ fn keys() -> Vec<Key<DataSpec>> {
             or "`model.context`, or as many as the longest has, at most 512";
         /// how many lengths there are that texts are filled up to
         buckets: whole(1..=BUCKETS_MAX) => |s| choice(s).map(|c| &mut c.text.buckets);
+        /// whether rows are kept in memory; otherwise they are read where they lie, from files that may be larger than memory (csv and jsonl)
+        in_memory: maybe(flag()) => field!(Source::{Table}.in_memory in source); only has_lines;
+            or "unless the files have more than a quarter of the bytes that are free";
         /// the size that every image is brought to
         size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images}.size in source);
             or "all images must have the same size";
@@ -223,6 +236,20 @@ fn columns() -> Type<Vec<String>> {
     let several = list(column(), &[], "an array of columns").check(|all: &Vec<String>| {
         all.is_empty().then(|| ("is empty; name a column".into(), "leave it out for the last column"))
     });
+    either(one, several.map(|all| all, |all| (!all.is_empty()).then(|| all.clone())))
+}
+
+/// A path or several; nothing is written if there are none.
+fn paths() -> Type<Vec<PathBuf>> {
+    let one = path().map(
+        |one| vec![one],
+        |all: &Vec<PathBuf>| match all.as_slice() {
+            [one] => Some(one.clone()),
+            _ => None,
+        },
+    );
+    let several = list(path(), &[], "an array of paths")
+        .check(|all: &Vec<PathBuf>| all.is_empty().then(|| ("is empty; name a file".into(), "")));
     either(one, several.map(|all| all, |all| (!all.is_empty()).then(|| all.clone())))
 }
 

@@ -138,6 +138,7 @@ impl Source {
             Source::Cifar { .. } => "cifar10",
             Source::Table { format: TableFormat::Csv, .. } => "csv",
             Source::Table { format: TableFormat::JsonLines, .. } => "jsonl",
+            Source::Table { format: TableFormat::Parquet, .. } => "parquet",
             Source::Images { .. } => "images",
             Source::Text { .. } => "text",
             Source::Arrays { .. } => "arrays",

@@ -97,10 +97,10 @@ pub enum Source {
     Table {
         /// How it is written.
         format: TableFormat,
-        /// The training file.
-        path: PathBuf,
-        /// The test file.
-        test: Option<PathBuf>,
+        /// The training files: files, folders, patterns.
+        path: Vec<PathBuf>,
+        /// The test files; empty: none.
+        test: Vec<PathBuf>,
         /// The labels' columns, by name or number; empty: the last one.
         label: Vec<String>,
         /// Between fields.
@@ -109,6 +109,8 @@ pub enum Source {
         header: Option<bool>,
         /// Which columns are read, and as what.
         choice: ColumnChoice,
+        /// Whether rows are kept in memory, or read where they lie; `None`: chosen by their size.
+        in_memory: Option<bool>,
     },
     /// A folder with a folder of images for each class; or one with `train` and `test` (or `val`) of that kind.
     Images {

@@ -45,6 +45,8 @@ pub struct Given {
     pub sets: Option<Sets>,
     /// The instructions that kernels may use.
     pub isa: Isa,
+    /// How much memory is free, if the caller can say so.
+    pub memory_bytes: Option<usize>,
 }
 
 /// A job, ready to run. A copy is cheap: data and networks are shared.
@@ -130,7 +132,7 @@ impl Prepared {
         job.take_folder()?;
         let sets = match given.sets {
             Some(sets) => sets,
-            None => open_as(&mut job, trained, given.isa)?,
+            None => open_as(&mut job, trained, given.isa, given.memory_bytes)?,
         };
         let sets = by_length(sets, job.data.order);
         if sets.validation.is_none() {

@@ -26,8 +26,19 @@ fn check_kinds<S: Keyed>(want: &[&str]) {
 fn kinds_are_what_they_are_called() {
     check_kinds::<ModelSpec>(&[&Model::NAMES[..], &["layers"]].concat());
     check_kinds::<ListedLayer>(&[&StackLayer::KINDS[..], &ACTIVATIONS.map(|(name, _)| name)].concat());
-    let sources =
-        ["idx", "mnist", "fashion-mnist", "cifar10", "cifar100", "csv", "jsonl", "images", "text", "arrays"];
+    let sources = [
+        "idx",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+        "csv",
+        "jsonl",
+        "parquet",
+        "images",
+        "text",
+        "arrays",
+    ];
     check_kinds::<DataSpec>(&[&sources[..], &["synthetic", "given"]].concat());
     check_kinds::<OptimizerSpec>(&["sgd", "adam", "adamw", "lamb", "lion", "adafactor"]);
     check_kinds::<Schedule>(&["constant", "step", "exponential", "cosine", "one-cycle", "linear"]);

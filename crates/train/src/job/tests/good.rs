@@ -274,26 +274,28 @@ fn sources() {
         "kind = \"csv\"\npath = \"a.csv\"\ntest = \"b.csv\"\nlabel = 4\ndelimiter = \"\\t\"\nheader = false",
         Source::Table {
             format: TableFormat::Csv,
-            path: "/jobs/a.csv".into(),
-            test: Some("/jobs/b.csv".into()),
+            path: vec!["/jobs/a.csv".into()],
+            test: vec!["/jobs/b.csv".into()],
             label: vec!["4".into()],
             delimiter: b'\t',
             header: Some(false),
             choice: ColumnChoice::default(),
+            in_memory: None,
         },
     );
-    let several = "kind = \"csv\"\npath = \"a.csv\"\nlabel = [\"a\", 2]\n[train]\nloss = \"mse\"";
-    let (path, label) = ("/jobs/a.csv".into(), vec!["a".into(), "2".into()]);
+    let several = "kind = \"csv\"\npath = [\"a.csv\", \"b/\"]\nlabel = [\"a\", 2]\n[train]\nloss = \"mse\"";
+    let (path, label) = (vec!["/jobs/a.csv".into(), "/jobs/b/".into()], vec!["a".into(), "2".into()]);
     check(
         several,
         Source::Table {
             format: TableFormat::Csv,
             path,
-            test: None,
+            test: Vec::new(),
             label,
             delimiter: b',',
             header: None,
             choice: ColumnChoice::default(),
+            in_memory: None,
         },
     );
     check(
@@ -355,7 +357,7 @@ fn overrides() {
     assert_eq!(job.train.schedule.warmup, 7);
     // An override's path is relative to where the command was given.
     let Source::Table { path, .. } = &job.data.source else { panic!("csv") };
-    assert_eq!(*path, std::path::absolute("a=b.csv").unwrap());
+    assert_eq!(*path, [std::path::absolute("a=b.csv").unwrap()]);
     let Model::Mlp(m) = &job.model.model else { panic!("mlp") };
     assert_eq!(m.hidden, [3, 5]);
     let list = "[data]\nkind = \"synthetic\"\n[model]\nlayers = [\"linear\"]";
@@ -411,7 +413,7 @@ fn a_file_gives_its_name_and_folder() {
     let job = Job::from_file(&path, &[]).unwrap();
     assert_eq!(job.name, "digits.v2");
     let Source::Table { path, .. } = &job.data.source else { panic!("csv") };
-    assert_eq!(*path, folder.path().join("x.csv"));
+    assert_eq!(*path, [folder.path().join("x.csv")]);
 }
 
 #[test]

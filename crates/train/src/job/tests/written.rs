@@ -211,22 +211,26 @@ fn source() -> impl Strategy<Value = Source> {
         path().prop_map(|path| Source::Idx { path, known: None }),
         (path(), select(vec![10, 100])).prop_map(|(path, classes)| Source::Cifar { path, classes }),
         (
-            path(),
-            test(),
+            prop::collection::vec(path(), 1..3),
+            prop::collection::vec(path(), 0..3),
             prop::collection::vec("[a-z\" ]{0,9}", 0..4),
             select(b",;\t|".to_vec()),
             any::<Option<bool>>(),
             choice(),
-            any::<bool>()
+            (select(TableFormat::ALL.to_vec()), any::<Option<bool>>())
         )
-            .prop_map(|(path, test, label, delimiter, header, choice, is_csv)| Source::Table {
-                format: if is_csv { TableFormat::Csv } else { TableFormat::JsonLines },
-                path,
-                test,
-                label,
-                delimiter: if is_csv { delimiter } else { b',' },
-                header: header.filter(|_| is_csv),
-                choice
+            .prop_map(|(path, test, label, delimiter, header, choice, (format, in_memory))| {
+                let is_csv = format == TableFormat::Csv;
+                Source::Table {
+                    format,
+                    path,
+                    test,
+                    label,
+                    delimiter: if is_csv { delimiter } else { b',' },
+                    header: header.filter(|_| is_csv),
+                    choice,
+                    in_memory: in_memory.filter(|_| format != TableFormat::Parquet),
+                }
             }),
         (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>())
             .prop_map(|(path, size, grey)| Source::Images { path, size, grey }),

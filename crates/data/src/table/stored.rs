@@ -1,0 +1,203 @@
+//! Rows that stay in their file: a table that is larger than memory.
+//!
+//! The file is mapped and gone through once, in chunks on all cores: every row is read as it will be, so that whatever is wrong is said
+//! before training, its labels are kept, and where every [`EVERY`]th row starts is noted. A sample is then read where it lies: from the
+//! row that was noted before it, some rows are skipped, its fields are cut out and become numbers. Threads that load batches do this, each for its own.
+//!
+//! What is in memory: four bytes of labels a row, and eight bytes of places for [`EVERY`] rows. Of the file the system keeps in memory
+//! what there is room for. In random order a row costs a read of the disk if it is not there; `order = "block"` reads neighbours
+//! together.
+//!
+//! The bits are those of the same table in memory: the same code makes numbers of the same fields.
+
+use super::chunks::Chunks;
+use super::encode::{RowEncoder, WordCounts};
+use super::fields::Fields;
+use super::labels::ReadLabels;
+use super::survey::ROWS_OF_IDS;
+use super::text::{Heading, Row, Text};
+use super::{Table, Unread};
+use crate::error::DataError;
+use crate::spec::Features;
+
+/// The place of every so-manieth row is noted.
+const EVERY: usize = 8;
+
+/// The rows of a file, read where they lie.
+#[derive(Debug)]
+pub(super) struct StoredRows {
+    text: Text,
+    heading: Heading,
+    reader: StoredFeatures,
+    /// Where every [`EVERY`]th row starts.
+    starts: Vec<u64>,
+    rows: usize,
+    /// Columns of numbers that count the rows, by their places among the features.
+    pub(super) like_ids: Vec<usize>,
+}
+
+/// How features are read.
+#[derive(Debug)]
+enum StoredFeatures {
+    /// As numbers, in these fields.
+    Numbers(Vec<usize>),
+    /// As a schema says.
+    Encoded(RowEncoder),
+}
+
+/// What is made of a chunk.
+struct ReadChunk {
+    labels: ReadLabels,
+    /// Where each row starts.
+    starts: Vec<u64>,
+    counts: Vec<WordCounts>,
+    /// For each number of a row whether it counts the rows; of the first chunk alone.
+    counting: Option<Vec<bool>>,
+}
+
+/// What was found in a file.
+pub(super) struct Indexed {
+    pub(super) rows: StoredRows,
+    pub(super) labels: ReadLabels,
+    pub(super) features: Features,
+    /// The fields of features that are numbers.
+    pub(super) numbers: Vec<usize>,
+}
+
+impl StoredRows {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// The file's text.
+    pub(super) fn text(&self) -> &Text {
+        &self.text
+    }
+
+    /// Fails if the file was cut since it was opened.
+    pub(super) fn intact(&self) -> Result<(), DataError> {
+        self.text.bytes().intact()
+    }
+
+    /// Reads the features of a row.
+    pub(super) fn read(&self, idx: usize, fields: &mut Fields, to: &mut Vec<f32>) -> Result<(), DataError> {
+        let mut at = self.starts[idx / EVERY] as usize;
+        let gone = || self.text.error(self.text.bytes().len(), 0, "rows are gone since the file was opened");
+        for _ in 0..idx % EVERY {
+            at = self.text.skip_row(at, fields)?.ok_or_else(gone)?;
+        }
+        self.text.row_at(&self.heading, at, fields)?.ok_or_else(gone)?;
+        to.clear();
+        self.reader.row(&Row::new(&self.text, &self.heading, fields), to, None).map_err(DataError::from)
+    }
+
+    /// Goes through a file whose `labels` are to be read so.
+    pub(super) fn index(
+        text: Text,
+        heading: Heading,
+        fields: &[usize],
+        labels: impl Fn() -> ReadLabels + Sync,
+        chunks: Chunks,
+    ) -> Result<Indexed, Unread> {
+        let schema = text.schema().cloned();
+        let (reader, features, numbers) = match &schema {
+            None => {
+                let numbers = heading.features(&text, fields)?;
+                let width = numbers.len();
+                (StoredFeatures::Numbers(numbers.clone()), Features::Row { width }, numbers)
+            }
+            Some(schema) => {
+                let names = if heading.is_named() { heading.names.as_slice() } else { &[] };
+                let places = schema.find(names, heading.width).map_err(|why| text.error(0, 0, &why))?;
+                (StoredFeatures::Encoded(RowEncoder::new(schema, &places)), schema.features(), Vec::new())
+            }
+        };
+        let mut all = labels();
+        let (mut starts, mut rows, mut counts, mut like_ids) = (Vec::new(), 0, reader.counts(), Vec::new());
+        // An error that says that a column is not numbers goes through `in_chunks` as it is.
+        let not_numbers = std::sync::Mutex::new(None::<(usize, usize)>);
+        let work = |chunk: super::chunks::RowChunk| {
+            let mut made =
+                ReadChunk { labels: labels(), starts: Vec::new(), counts: reader.counts(), counting: None };
+            let (mut values, mut before) = (Vec::new(), Vec::new());
+            let mut counting = (chunk.number == 0 && schema.is_none()).then(|| vec![true; numbers.len()]);
+            text.rows_of(&heading, chunk, |row| {
+                values.clear();
+                reader.row(row, &mut values, Some(&mut made.counts)).map_err(|unread| {
+                    if let Unread::NotNumbers(_) = unread {
+                        let mut found = not_numbers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                        let here = (chunk.number, row.start());
+                        *found = Some(found.map_or(here, |first| first.min(here)));
+                    }
+                    DataError::from(unread)
+                })?;
+                made.labels.row(row)?;
+                made.starts.push(row.start() as u64);
+                if let Some(counting) = &mut counting {
+                    let steps = values.iter().zip(&before).zip(counting.iter_mut());
+                    steps.for_each(|((now, before), counts)| *counts &= *now == *before + 1.0);
+                    before.clone_from(&values);
+                }
+                Ok(())
+            })?;
+            made.counting = counting.filter(|_| made.starts.len() >= ROWS_OF_IDS);
+            Ok(made)
+        };
+        let mut merged = 0;
+        let outcome = text.in_chunks(&heading, chunks, work, |made: ReadChunk| {
+            merged += 1;
+            all.append(made.labels)?;
+            // The rows of a chunk follow those before it.
+            let skip = (EVERY - rows % EVERY) % EVERY;
+            starts.extend(made.starts.iter().skip(skip).step_by(EVERY));
+            rows += made.starts.len();
+            counts.iter_mut().zip(&made.counts).for_each(|(all, more)| all.add(more));
+            if let Some(counting) = made.counting {
+                like_ids = (0..counting.len()).filter(|column| counting[*column]).collect();
+            }
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            // It is the error of the first chunk that was not merged.
+            let found = not_numbers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            return Err(match *found {
+                Some((chunk, _)) if chunk == merged => Unread::NotNumbers(error),
+                _ => Unread::Wrong(error),
+            });
+        }
+        if rows == 0 {
+            return Err(text.no_rows().into());
+        }
+        if let StoredFeatures::Encoded(encoder) = &reader {
+            encoder.finish(&counts).map_err(|why| text.error(0, 0, &why))?;
+        }
+        starts.shrink_to_fit();
+        text.bytes().read_at_random();
+        let rows = StoredRows { text, heading, reader, starts, rows, like_ids };
+        Ok(Indexed { rows, labels: all, features, numbers })
+    }
+}
+
+impl StoredFeatures {
+    /// Adds what a row becomes to `values`.
+    fn row(
+        &self,
+        row: &Row,
+        values: &mut Vec<f32>,
+        counts: Option<&mut Vec<WordCounts>>,
+    ) -> Result<(), Unread> {
+        match self {
+            StoredFeatures::Numbers(fields) => Table::numbers(row, fields, values),
+            StoredFeatures::Encoded(encoder) => Ok(encoder.row(row, values, counts)?),
+        }
+    }
+
+    /// What is counted of each column, before any row.
+    fn counts(&self) -> Vec<WordCounts> {
+        match self {
+            StoredFeatures::Numbers(_) => Vec::new(),
+            StoredFeatures::Encoded(encoder) => encoder.counts(),
+        }
+    }
+}
