@@ -1,19 +1,19 @@
 //! Models of Hugging Face's `transformers`: folders with `config.json`, `model.safetensors` and perhaps `tokenizer.json`.
 //!
 //! A family is the same network as one of ours under other names. What differs is said in three places, each a table or a
-//! function of plain values: which sizes `config.json` has ([`config`]), what tensors are called and how they lie ([`names`]), and
-//! which files make a folder ([`folder`]). Everything else of a run (checkpoints, ranks, frozen layers) sees our names only; a
-//! name is translated when a file is read and when the run's model is written, which [`out`] does tensor by tensor, so that no
+//! function of plain values: which sizes `config.json` has (`config`), what tensors are called and how they lie (`names`), and
+//! which files make a folder (`folder`). Everything else of a run (checkpoints, ranks, frozen layers) sees our names only; a
+//! name is translated when a file is read and when the run's model is written, which `out` does tensor by tensor, so that no
 //! rank needs room for the whole model twice.
 //!
 //! A folder is read once, when a run begins: its sizes then stand in the run's own job file, and `resume`, `eval` and
 //! `predict` need the folder no more.
 //!
 //! # Layout
-//! - [`config`]: `config.json`, both ways.
-//! - [`names`]: names and layouts of tensors, both ways.
-//! - [`folder`]: what a job takes from a folder, and the files beside the weights that a run writes.
-//! - [`out`]: the run's model as a file of its family.
+//! - `config`: `config.json`, both ways.
+//! - `names`: names and layouts of tensors, both ways.
+//! - `folder`: what a job takes from a folder, and the files beside the weights that a run writes.
+//! - `out`: the run's model as a file of its family.
 
 pub(crate) mod config;
 pub(crate) mod folder;
