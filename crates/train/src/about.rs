@@ -15,7 +15,12 @@ use crate::preparation::{Preparation, Sample};
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 
 /// The texts of a header, by name: `polyreme` (the version), `job` (TOML), `preparation` (JSON), `tokenizer` (the name of its file).
+///
+/// Of the job it has what makes the model. Where it ran and where it wrote are left out: a model that has the same weights on any
+/// ranks is the same file.
 pub(crate) fn about(job: &Job, preparation: &Preparation) -> Vec<(String, String)> {
+    let plain = Job::new(&job.name);
+    let job = Job { parallel: plain.parallel, output: plain.output, ..job.clone() };
     let mut texts = vec![
         ("polyreme".to_string(), env!("CARGO_PKG_VERSION").to_string()),
         ("job".to_string(), job.to_toml()),

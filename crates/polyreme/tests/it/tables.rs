@@ -256,6 +256,7 @@ fn a_table_in_several_files_larger_than_memory() {
     );
 }
 
+#[cfg(feature = "parquet")]
 #[test]
 fn parquet_is_a_table_like_any_other() {
     let job = JOB.replace("'csv'", "'parquet'").replace("houses.csv", "t.parquet").replace("'sold'", "'y'");

@@ -16,16 +16,16 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A process on a host, which ends with the test.
-struct Process(Child);
+struct HostProcess(Child);
 
-impl Drop for Process {
+impl Drop for HostProcess {
     fn drop(&mut self) {
         drop(self.0.kill());
         drop(self.0.wait());
     }
 }
 
-impl Process {
+impl HostProcess {
     fn send(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.0.id() as i32).unwrap(), signal).unwrap();
     }
@@ -63,10 +63,10 @@ impl Job<'_> {
         sets.flat_map(|set| ["--set".to_string(), set.to_string()]).collect()
     }
 
-    fn start(&self, host: usize, args: &[&str]) -> Process {
+    fn start(&self, host: usize, args: &[&str]) -> HostProcess {
         let sets = self.sets();
         let args: Vec<&str> = args.iter().copied().chain(sets.iter().map(String::as_str)).collect();
-        Process(self.command(host, &args).spawn().unwrap())
+        HostProcess(self.command(host, &args).spawn().unwrap())
     }
 
     fn standing(&self, at: &str) -> Option<Standing> {
@@ -104,7 +104,7 @@ fn a_paused_rank_is_waited_for_and_a_vanished_host_is_not() {
     let first = job.start(0, &start);
     job.wait(&at, "it begins", |now| now.ranks == 1 && now.step > 0);
     let join = ["join", &at, "examples/digits.toml", "--json"];
-    let mut others: Vec<Process> = (1..4).map(|host| job.start(host, &join)).collect();
+    let mut others: Vec<HostProcess> = (1..4).map(|host| job.start(host, &join)).collect();
     let (all, _) = job.wait(&at, "all join", |now| now.ranks == 4);
     job.wait(&at, "all train", |now| now.step > all.step + 5);
 

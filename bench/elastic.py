@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""What it costs to lose ranks, to lose the coordinator, and to have many ranks.
+
+    cargo build --release
+    bench/elastic.py kills [--seconds 120] [--every 1s]     # examples/digits.toml on 4 ranks, a kill and a join each second
+    bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
+    bench/elastic.py many [--ranks 64]                      # how long a group takes to form, and to replace a rank
+
+`kills` also trains undisturbed on one rank to the same step and compares the weights. Nothing else should run meanwhile.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BINARY = ROOT / "target/release/polyreme"
+JOB = ROOT / "examples/digits.toml"
+SETTINGS = ["parallel.reproducible=true", "parallel.threads=1", "train.epochs=1000000", 'train.schedule={ kind = "constant" }']
+
+
+def sets(*more):
+    return [word for setting in [*SETTINGS, *more] for word in ("--set", setting)]
+
+
+def run(*args, **options):
+    return subprocess.Popen([BINARY, *args], cwd=ROOT, text=True, **options)
+
+
+def status(at):
+    out = subprocess.run([BINARY, "status", at, "--json"], capture_output=True, text=True, cwd=ROOT)
+    return json.loads(out.stdout) if out.returncode == 0 else None
+
+
+def until(what, done, limit=120.0):
+    """Waits; the seconds that it took, and what was seen."""
+    began = time.monotonic()
+    while time.monotonic() - began < limit:
+        seen = done()
+        if seen:
+            return time.monotonic() - began, seen
+        time.sleep(0.02)
+    raise SystemExit(f"{what}: not within {limit} s")
+
+
+def kills(folder, seconds, every):
+    out = folder / "run"
+    faults = f"kill={every},join={every},seed=7"
+    args = ["train", JOB, "--elastic", "--processes", "4", "--json", "--output", out, "--chaos", faults, *sets()]
+    process = run(*args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    summary = json.loads(process.communicate()[0].splitlines()[-1])
+    wanted = ["ranks_lost", "ranks_joined", "steps", "steps_redone", "stall_ms_p50", "stall_ms_p99", "stall_ms_max"]
+    print({key: summary[key] for key in wanted}, "each sample once:", summary["ledger"]["exact"])
+    steps = summary["steps"]
+    calm = folder / "calm"
+    args = ["train", JOB, "--ranks", "1", "--json", "--output", calm, *sets()]
+    args = [f"train.steps={steps}" if str(arg).startswith("train.epochs") else arg for arg in args]
+    subprocess.run([BINARY, *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    files = [run / "checkpoints" / f"step-{steps:08}" / "model.safetensors" for run in (out, calm)]
+    print("the weights of an undisturbed run:", files[0].read_bytes() == files[1].read_bytes())
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def coordinator(folder, n_kills):
+    at = free_address()
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    patience = "parallel.patience=10"
+    start = lambda: run("coordinator", JOB, "--listen", at, "--start", "3", "--output", folder / "run", *sets(patience), **quiet)
+    boss = start()
+    ranks = [run("join", at, JOB, *sets(patience), **quiet) for _ in range(3)]
+    step = lambda: max((row["step"] for row in (status(at) or {"members": []})["members"]), default=0)
+    try:
+        until("it begins", lambda: step() > 100)
+        times = []
+        for _ in range(n_kills):
+            before = step()
+            boss.kill()
+            boss.wait()
+            boss = start()
+            knows = lambda: (now := status(at)) and now["trains"] and now["ranks"] == 3 and max(r["step"] for r in now["members"]) > before
+            times.append(until("it goes on", knows)[0])
+        now = status(at)
+        print(f"{n_kills} kills: known again after {statistics.median(times):.2f} s, at most {max(times):.2f} s;", end=" ")
+        print(f"generation {now['generation']}, {now['ranks_lost']} ranks lost, step {step()}")
+    finally:
+        for process in [*ranks, boss]:
+            process.kill()
+            process.wait()
+
+
+def many(folder, n):
+    at = free_address()
+    more = [f"parallel.elastic={{ min = 1, max = {n} }}", f"parallel.shards={n}", f"train.batch={max(64, n)}"]
+    args = ["train", JOB, "--elastic", "--processes", str(n), "--listen", at, "--json", "--output", folder / "run", *sets(*more)]
+    began = time.monotonic()
+    process = run(*args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        trains = lambda ranks: lambda: (now := status(at)) and now["trains"] and now["ranks"] == ranks and now
+        _, now = until("all train", trains(n))
+        print(f"{n} ranks train {time.monotonic() - began:.1f} s after the start")
+        pid = now["members"][-1]["pid"]
+        fds, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+        print(f"a rank has {fds} open files and {threads} threads")
+        os.kill(pid, signal.SIGKILL)
+        less, _ = until("the others train", trains(n - 1))
+        joined = run("join", at, JOB, *sets(*more), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        back, _ = until("it is replaced", trains(n))
+        print(f"a lost rank: the others train after {less:.2f} s; replaced {back:.2f} s after its successor was started")
+        joined.kill()
+        joined.wait()
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["kills", "coordinator", "many"])
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--every", default="1s")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=64)
+    args = parser.parse_args()
+    os.environ.setdefault("POLYREME_SECRET", secrets.token_hex(32))
+    folder = Path(tempfile.mkdtemp())
+    try:
+        if args.what == "kills":
+            kills(folder, args.seconds, args.every)
+        elif args.what == "coordinator":
+            coordinator(folder, args.kills)
+        else:
+            many(folder, args.ranks)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
