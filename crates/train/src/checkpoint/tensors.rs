@@ -2,7 +2,7 @@
 //!
 //! The header is the `safetensors` crate's; its functions for whole files want all bytes in memory at once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
@@ -64,6 +64,13 @@ impl TensorSource for [View<'_>] {
     }
 }
 
+/// The header as JSON. The crate keeps texts in an order that is another in each process, and the same run is to write the same file.
+fn header_of(about: &BTreeMap<String, String>, tensors: &Metadata) -> serde_json::Result<Vec<u8>> {
+    let (about, tensors) = (serde_json::to_vec(about)?, serde_json::to_vec(tensors)?);
+    let begin: &[u8] = if tensors == b"{}" { b"" } else { b"," };
+    Ok([b"{\"__metadata__\":", about.as_slice(), begin, &tensors[1..]].concat())
+}
+
 impl Layout {
     /// The layout of tensors, by name, dims and what their numbers are rounded to: those of larger numbers first, as the
     /// format wants it so that all are aligned, else in their order. With `counter`, each batch norm gets the counter of
@@ -117,9 +124,9 @@ impl Layout {
         let ranges: Vec<_> = infos[n_counters..].iter().map(|(_, info)| info.data_offsets).collect();
         let n_tensors = infos.len();
         let format = ("format".to_string(), "pt".to_string());
-        let about: HashMap<_, _> = about.iter().cloned().chain([format]).collect();
-        let metadata = Metadata::new(Some(about), infos).map_err(|e| wrong(e.to_string()))?;
-        let mut header = serde_json::to_vec(&metadata).map_err(|e| wrong(e.to_string()))?;
+        let about: BTreeMap<_, _> = about.iter().cloned().chain([format]).collect();
+        let tensors = Metadata::new(None, infos).map_err(|e| wrong(e.to_string()))?;
+        let mut header = header_of(&about, &tensors).map_err(|e| wrong(e.to_string()))?;
         header.resize(header.len().next_multiple_of(8), b' ');
         if header.len() as u64 > HEADER_BYTES_MAX {
             return Err(wrong(format!("{n_tensors} tensors are too many for one file")));
