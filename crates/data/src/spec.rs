@@ -146,7 +146,7 @@ impl Features {
         matches!(self, Features::Ids { .. } | Features::Texts { .. })
     }
 
-    /// The length that sequences are filled up to in a batch whose longest has so many tokens; that of all where they are alike.
+    /// The length that sequences are filled up to in a batch whose longest has this many tokens; where all are alike, their length.
     pub fn time_for(&self, tokens: usize) -> usize {
         match self {
             Features::Texts { times, .. } => {

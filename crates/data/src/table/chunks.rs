@@ -16,7 +16,7 @@ use crate::error::DataError;
 /// How a text is cut and read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Chunks {
-    /// About so many bytes are a chunk.
+    /// The bytes of a chunk, about.
     pub(super) bytes: usize,
     /// Threads that read.
     pub(super) threads: usize,
@@ -116,7 +116,7 @@ impl Text {
         Ok(())
     }
 
-    /// Where a chunk of about so many bytes ends that starts with the row at `from`.
+    /// Where a chunk of about this many bytes ends, if it starts with the row at `from`.
     fn chunk_end(&self, from: usize, bytes: usize) -> Result<usize, DataError> {
         let text: &[u8] = self.bytes();
         let target = from.saturating_add(bytes.max(1));

@@ -267,11 +267,11 @@ enum Meaning {
     Plain,
     /// Integers without a sign.
     Unsigned,
-    /// Numbers with so many decimals.
+    /// Numbers with this many decimals.
     Decimal(u32),
     /// Days since 1970.
     Day,
-    /// Since 1970, so many a second.
+    /// Ticks since 1970, this many a second.
     Time { per_second: i64 },
     /// A float of two bytes.
     Half,

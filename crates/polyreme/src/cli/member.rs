@@ -43,7 +43,7 @@ pub(super) struct MemberSeat<'a> {
     pub(super) json: bool,
     /// Set when the run is to stop.
     pub(super) stop: Arc<AtomicBool>,
-    /// Whether it checks that so many ranks fit into this host's memory.
+    /// The number of ranks for which it checks that they fit into the memory of this host, if it checks that.
     pub(super) checks: Option<usize>,
 }
 
