@@ -70,9 +70,10 @@ pub struct ColumnSurvey {
     /// Bytes of words: the least, the most, and of all together.
     word_bytes: Option<(usize, usize, usize)>,
     counts_numbers: bool,
-    /// The first field that is not blank and no number, and the first that is no date.
-    not_number: Option<(FieldPlace, String)>,
-    not_date: Option<(FieldPlace, String)>,
+    /// The first field that is not blank and no number, and the first that is no date. Most columns have none, and a table may
+    /// have very many columns.
+    not_number: Option<Box<(FieldPlace, String)>>,
+    not_date: Option<Box<(FieldPlace, String)>>,
     sample: Vec<f64>,
     /// The distance between two numbers that are in the sample.
     stride: usize,
@@ -132,9 +133,10 @@ impl ColumnSurvey {
                 return;
             }
         } else {
-            let first = |known: &mut Option<(FieldPlace, String)>| {
+            let first = |known: &mut Option<Box<(FieldPlace, String)>>| {
                 known.get_or_insert_with(|| {
-                    (row.place_of(field), String::from_utf8_lossy(text).chars().take(40).collect())
+                    let start = String::from_utf8_lossy(text).chars().take(40).collect();
+                    Box::new((row.place_of(field), start))
                 });
             };
             let (least, most, all) = self.word_bytes.unwrap_or((usize::MAX, 0, 0));
@@ -362,7 +364,7 @@ impl ColumnSurvey {
             true => ("date", self.dates, &self.not_date),
             false => ("number", self.numbers, &self.not_number),
         };
-        let Some((place, text)) = other else {
+        let Some((place, text)) = other.as_deref() else {
             return DataError::Setting { why: format!("column {:?} is not clear", self.name) };
         };
         let why = format!(
