@@ -91,10 +91,15 @@ impl Stream {
         Ok(one == two || (one.is_loopback() && two.is_loopback()))
     }
 
-    /// Whether both ends are on one host, and the kernel can pass pages from one to the other.
+    /// Whether both ends are on one host, and the kernel can pass pages from one to the other. A connection that its peer has broken
+    /// off has no other end any more; that is no fault of this rank, and whoever reads it next finds the peer gone.
     pub(crate) fn stays_here(&self) -> io::Result<bool> {
         match self {
-            Stream::Tcp(stream) => Ok(stream.local_addr()?.ip() == stream.peer_addr()?.ip()),
+            Stream::Tcp(stream) => match stream.peer_addr() {
+                Ok(peer) => Ok(stream.local_addr()?.ip() == peer.ip()),
+                Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
+                Err(e) => Err(e),
+            },
             #[cfg(any(test, feature = "simulation"))]
             Stream::Local(_) => Ok(false),
         }
@@ -226,5 +231,26 @@ impl AsFd for Listener {
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Listener {
         Listener::Tcp(listener)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_was_broken_off_is_no_error_until_it_is_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let killed = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (here, _) = listener.accept().unwrap();
+        // What the kernel does with the sockets of a process that is killed before it has read everything.
+        rustix::net::sockopt::set_socket_linger(&killed, Some(std::time::Duration::ZERO)).unwrap();
+        drop(killed);
+        while here.peer_addr().is_ok() {
+            std::thread::yield_now();
+        }
+        let mut here = Stream::Tcp(here);
+        assert!(!here.stays_here().unwrap());
+        assert!(here.read(&mut [0; 8]).is_err());
     }
 }
