@@ -45,12 +45,16 @@ pub(crate) fn gather_all(comm: &mut Comm, mine: &[f64]) -> Result<Vec<f64>, Trai
     Ok(all)
 }
 
+/// A number for a text, by which texts are told apart.
+pub(crate) fn digest(text: &str) -> u64 {
+    let hash = blake3::hash(text.as_bytes());
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
 /// Ends with a report that names the first rank whose `text` is not that of rank 0. Collective.
 pub(crate) fn agree(comm: &mut Comm, op: &str, text: &str, what: &str) -> Result<(), TrainError> {
-    let hash = blake3::hash(text.as_bytes());
-    let mine: [u8; 8] = hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes");
     let mut all = vec![0i64; comm.size()];
-    all[comm.rank()] = i64::from_le_bytes(mine);
+    all[comm.rank()] = digest(text).cast_signed();
     comm.all_reduce(&mut all, Reduce::Sum)?;
     match all.iter().position(|hash| *hash != all[0]) {
         Some(rank) => Err(disagreement(rank, op, what.into()).into()),

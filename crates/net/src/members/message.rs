@@ -18,6 +18,15 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The longest note that ranks leave for later ones.
 const NOTE_BYTES_MAX: usize = TEXT_BYTES_MAX;
 
+/// What a member trains. Those of one run have the same.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JobMark {
+    /// The job's name.
+    pub name: String,
+    /// Of everything that ranks must have in common to train together: the model, the data, the settings.
+    pub digest: u64,
+}
+
 /// A member is in no generation and can form one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ready {
@@ -82,7 +91,7 @@ pub enum ToCoordinator {
         /// Its process.
         pid: u32,
         /// The job.
-        job: String,
+        job: JobMark,
         /// Which of the coordinator's own children it is.
         child: Option<u64>,
         /// The member that it was before, if it comes back.
@@ -95,7 +104,7 @@ pub enum ToCoordinator {
         /// Its process.
         pid: u32,
         /// The job.
-        job: String,
+        job: JobMark,
         /// Its number.
         id: MemberId,
         /// What it knows.
@@ -174,6 +183,15 @@ fn held(reader: &mut Reader) -> Result<Option<HeldSteps>, Malformed> {
     Ok(reader.u64()?.checked_sub(1))
 }
 
+fn put_job(out: &mut Vec<u8>, job: &JobMark) {
+    out.put_text(&job.name);
+    out.put_u64(job.digest);
+}
+
+fn job(reader: &mut Reader) -> Result<JobMark, Malformed> {
+    Ok(JobMark { name: reader.text()?, digest: reader.u64()? })
+}
+
 fn put_ids(out: &mut Vec<u8>, ids: &[MemberId]) {
     out.put_u32(ids.len() as u32);
     ids.iter().for_each(|id| out.put_u64(*id));
@@ -220,7 +238,7 @@ impl Wire for ToCoordinator {
                 out.push(1);
                 out.put_text(host);
                 out.put_u32(*pid);
-                out.put_text(job);
+                put_job(&mut out, job);
                 put_held(&mut out, *child);
                 put_held(&mut out, *was);
             }
@@ -228,7 +246,7 @@ impl Wire for ToCoordinator {
                 out.push(9);
                 out.put_text(host);
                 out.put_u32(*pid);
-                out.put_text(job);
+                put_job(&mut out, job);
                 out.put_u64(*id);
                 out.put_u64(returned.generation);
                 out.push(u8::from(returned.running));
@@ -270,11 +288,11 @@ impl Wire for ToCoordinator {
         let mut r = Reader(bytes);
         let message = match r.u8()? {
             1 => {
-                let (host, pid, job) = (r.text()?, r.u32()?, r.text()?);
+                let (host, pid, job) = (r.text()?, r.u32()?, job(&mut r)?);
                 ToCoordinator::Enter { host, pid, job, child: held(&mut r)?, was: held(&mut r)? }
             }
             9 => {
-                let (host, pid, job, id) = (r.text()?, r.u32()?, r.text()?, r.u64()?);
+                let (host, pid, job, id) = (r.text()?, r.u32()?, job(&mut r)?, r.u64()?);
                 let (generation, running, trained) = (r.u64()?, flag(&mut r)?, flag(&mut r)?);
                 let (tally, ranks) = (tally(&mut r)?, ids(&mut r)?);
                 let returned = Returned { generation, ranks, running, trained, tally };

@@ -14,7 +14,7 @@ use rustix::event::PollFd;
 
 use super::coordinator::{Coordinator, Rules};
 use super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::message::{MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
+use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
 use crate::ready;
@@ -35,7 +35,7 @@ pub struct OfficeOptions {
     pub listener: Listener,
     /// The job's secret.
     pub secret: Secret,
-    /// The job: members of another one are refused.
+    /// The job's name: members of another one are refused.
     pub job: String,
     /// What the coordinator goes by.
     pub rules: Rules,
@@ -102,6 +102,8 @@ pub struct Office {
     system: Arc<dyn System>,
     gate: Gate,
     job: String,
+    /// The digest of the job that all members have, once there is one.
+    digest: Option<u64>,
     patience: Duration,
     coordinator: Coordinator,
     guests: BTreeMap<MemberId, Guest>,
@@ -120,8 +122,8 @@ impl Office {
         let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
         coordinator.keep_note(note);
         let (guests, closed_children) = (BTreeMap::new(), BTreeMap::new());
-        let (next, orders) = (first, Vec::new());
-        Ok(Office { system, gate, job, patience, coordinator, guests, closed_children, next, orders })
+        let (digest, next, orders) = (None, first, Vec::new());
+        Ok(Office { system, gate, job, digest, patience, coordinator, guests, closed_children, next, orders })
     }
 
     /// Where members connect.
@@ -296,15 +298,26 @@ impl Office {
         self.tell_if_all_train(trained);
     }
 
-    /// Refuses a process of another job.
-    fn is_other_job(&mut self, id: MemberId, job: &str) -> bool {
-        if job == self.job {
+    /// Refuses a process of another job. Members of one run compare what they train once more when they form a generation; but there
+    /// a difference ends the run, and nobody who joins may do that.
+    fn is_other_job(&mut self, id: MemberId, job: &JobMark) -> bool {
+        let alone = !self.guests.values().any(|guest| guest.member.is_some() && !guest.gone);
+        let known = self.digest.filter(|_| !alone);
+        let why = if job.name != self.job {
+            format!(
+                "this run trains {:?}, and the job file that was given is of {:?}; give it the run's own",
+                self.job, job.name
+            )
+        } else if known.is_some_and(|digest| digest != job.digest) {
+            format!(
+                "its job {:?} or its data are not those of the run's ranks; give it the run's job file, every `--set` that the \
+                 run was started with, and the same data",
+                self.job
+            )
+        } else {
+            self.digest = Some(job.digest);
             return false;
-        }
-        let why = format!(
-            "this run trains {:?}, and the job file that was given is of {job:?}; give it the run's own",
-            self.job
-        );
+        };
         self.say(id, &ToMember::Refused { why });
         true
     }

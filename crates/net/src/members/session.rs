@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 
-use super::message::{Formation, MESSAGE_BYTES_MAX, MemberId, Ready, Returned, ToCoordinator, ToMember};
+use super::message::{
+    Formation, JobMark, MESSAGE_BYTES_MAX, MemberId, Ready, Returned, ToCoordinator, ToMember,
+};
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
 use super::tally::TallySummary;
@@ -49,7 +51,7 @@ pub struct EnterOptions {
     /// The job's secret.
     pub secret: Secret,
     /// The job.
-    pub job: String,
+    pub job: JobMark,
     /// Which of the coordinator's own children this is.
     pub child: Option<u64>,
     /// Whether connections are encrypted.
@@ -471,7 +473,8 @@ fn raise(shared: &SessionShared) {
 
 /// Asks a coordinator how things stand; the answer is JSON.
 pub fn ask_status(coordinator: &str, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
-    let (coordinator, secret, job) = (coordinator.into(), secret.clone(), String::new());
+    let job = JobMark { name: String::new(), digest: 0 };
+    let (coordinator, secret) = (coordinator.into(), secret.clone());
     let options = EnterOptions { coordinator, secret, job, child: None, encrypt };
     let Proven { connection, .. } = connect(&options, Instant::now() + REACH)?;
     let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use polyreme_net::environment::SECRET_VARIABLE;
-use polyreme_net::members::{EnterOptions, OfficeOptions, Rules, ask_status};
+use polyreme_net::members::{OfficeOptions, Rules, ask_status};
 use polyreme_net::{Encrypt, Os, Secret, Tell};
 use polyreme_train::job::{Elastic, Job};
 
@@ -57,15 +57,10 @@ impl ElasticArgs {
 
     /// Puts the flag into the job; whether it is elastic.
     pub(super) fn apply(&self, job: &mut Job) -> Result<bool, Failure> {
-        if self.elastic {
-            job.parallel
-                .elastic
-                .get_or_insert(default_of(job.parallel.reproducible.then_some(job.parallel.shards)));
+        let elastic = self.elastic || job.parallel.elastic.is_some();
+        if elastic {
+            as_elastic(job)?;
         }
-        if let Some((message, hint)) = job.parallel.refuses_elastic(&job.train) {
-            return Err(Failure::usage(format!("{message}; {hint}")));
-        }
-        let elastic = job.parallel.elastic.is_some();
         if let Some(flag) = self.listen.map(|_| "--listen").or(self.chaos.as_ref().map(|_| "--chaos"))
             && !elastic
         {
@@ -75,10 +70,16 @@ impl ElasticArgs {
     }
 }
 
-/// How many ranks there may be if nothing is said: no more than there are logical shards.
-fn default_of(shards: Option<usize>) -> Elastic {
+/// A job as that of an elastic run, if it can be one. How many ranks there may be if nothing is said: no more than there are logical
+/// shards.
+fn as_elastic(job: &mut Job) -> Result<Elastic, Failure> {
+    let shards = if job.parallel.reproducible { job.parallel.shards } else { usize::MAX };
     let Elastic { min, max } = Elastic::default();
-    Elastic { min, max: shards.map_or(max, |shards| max.min(shards)) }
+    let elastic = *job.parallel.elastic.get_or_insert(Elastic { min, max: max.min(shards) });
+    match job.parallel.refuses_elastic(&job.train) {
+        Some((message, hint)) => Err(Failure::usage(format!("{message}; {hint}"))),
+        None => Ok(elastic),
+    }
 }
 
 /// What an elastic `train` was given beside its job.
@@ -201,12 +202,20 @@ fn child_of_launcher(
         let shares = machine.shares(start);
         shares.iter().map(|share| machine.threads(share, start)).min().unwrap_or(1)
     });
-    let encrypt = asked.ranks.encryption(&job);
-    let enter = EnterOptions { coordinator, secret, job: job.name.clone(), child: Some(child), encrypt };
-    let checks = (child == 0).then_some(start);
-    let (overwrite, changed_data, json) = (asked.overwrite, asked.changed_data, asked.json);
-    let seat = MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks };
-    member(seat, &enter)
+    member(MemberSeat {
+        app,
+        threads,
+        overwrite: asked.overwrite,
+        changed_data: asked.changed_data,
+        json: asked.json,
+        stop,
+        checks: (child == 0).then_some(start),
+        coordinator,
+        secret,
+        child: Some(child),
+        encrypt: asked.ranks.encryption(&job),
+        job,
+    })
 }
 
 /// `polyreme join`.
@@ -230,17 +239,24 @@ pub(super) struct JoinArgs {
 
 pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
-    job.parallel.elastic.get_or_insert(default_of(job.parallel.reproducible.then_some(job.parallel.shards)));
+    as_elastic(&mut job)?;
     let secret = secret_of_environment()?;
     let machine = Machine::read();
     let threads = args.ranks.threads().or(job.parallel.threads).unwrap_or_else(|| machine.cores());
-    let stop = Arc::new(AtomicBool::new(false));
-    let encrypt = args.ranks.encryption(&job);
-    let coordinator = args.coordinator.clone();
-    let enter = EnterOptions { coordinator, secret, job: job.name.clone(), child: None, encrypt };
-    let (overwrite, changed_data, json, checks) = (false, false, args.json, None);
-    let seat = MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks };
-    member(seat, &enter)
+    member(MemberSeat {
+        app,
+        threads,
+        overwrite: false,
+        changed_data: false,
+        json: args.json,
+        stop: Arc::new(AtomicBool::new(false)),
+        checks: None,
+        coordinator: args.coordinator.clone(),
+        secret,
+        child: None,
+        encrypt: args.ranks.encryption(&job),
+        job,
+    })
 }
 
 /// `polyreme coordinator`.
@@ -270,13 +286,7 @@ pub(super) struct CoordinatorArgs {
 
 pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
-    let Elastic { min, max } = *job
-        .parallel
-        .elastic
-        .get_or_insert(default_of(job.parallel.reproducible.then_some(job.parallel.shards)));
-    if let Some((message, hint)) = job.parallel.refuses_elastic(&job.train) {
-        return Err(Failure::usage(format!("{message}; {hint}")));
-    }
+    let Elastic { min, max } = as_elastic(&mut job)?;
     let start = args.start.unwrap_or(min);
     if !(min..=max).contains(&start) {
         return Err(Failure::usage(format!(

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use polyreme_net::members::{Apart, EnterOptions, Membership, Ready, TallySummary, Wish};
+use polyreme_net::members::{Apart, EnterOptions, JobMark, Membership, Ready, TallySummary, Wish};
+use polyreme_net::{Encrypt, Secret};
 use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
 use polyreme_train::job::Job;
 use polyreme_train::run::elastic::{CarriedState, Generation, GenerationEnd, run_generation};
@@ -45,11 +46,20 @@ pub(super) struct MemberSeat<'a> {
     pub(super) stop: Arc<AtomicBool>,
     /// The number of ranks for which it checks that they fit into the memory of this host, if it checks that.
     pub(super) checks: Option<usize>,
+    /// Where the coordinator listens: `host:port`.
+    pub(super) coordinator: String,
+    /// The job's secret.
+    pub(super) secret: Secret,
+    /// Which of the coordinator's own children this is.
+    pub(super) child: Option<u64>,
+    /// Whether connections are encrypted.
+    pub(super) encrypt: Encrypt,
 }
 
 /// Takes part in an elastic run until it is over.
-pub(super) fn member(seat: MemberSeat, enter: &EnterOptions) -> CommandResult {
-    let MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks } = seat;
+pub(super) fn member(seat: MemberSeat) -> CommandResult {
+    let MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks, .. } = seat;
+    let MemberSeat { coordinator, secret, child, encrypt, .. } = seat;
     process::raise_open_files();
     let asked = asked_by_job(&job.parallel);
     let leave = Arc::new(AtomicBool::new(false));
@@ -64,7 +74,7 @@ pub(super) fn member(seat: MemberSeat, enter: &EnterOptions) -> CommandResult {
         }
         false => catch_interrupts(&leave, false)?,
     }
-    let membership = Membership::enter(enter).map_err(|e| Failure::world(&e))?;
+    let name = job.name.clone();
     let mut prepared = for_ranks(app, job, 1, threads, 0)?;
     if let Some(processes) = checks {
         let setup = Setup::Spawn { processes, threads, transport: Transport::Tcp };
@@ -73,13 +83,11 @@ pub(super) fn member(seat: MemberSeat, enter: &EnterOptions) -> CommandResult {
     prepared.system = process::facts();
     prepared.changed_data = changed_data;
     prepared.process_bytes = process::bytes_before_training();
-    let options = GroupOptions {
-        secret: enter.secret.clone(),
-        job: enter.job.clone(),
-        local: membership.local(),
-        patience: asked.patience,
-        encrypt: enter.encrypt,
-    };
+    let job = JobMark { name: name.clone(), digest: prepared.digest() };
+    let enter = EnterOptions { coordinator, secret: secret.clone(), job, child, encrypt };
+    let membership = Membership::enter(&enter).map_err(|e| Failure::world(&e))?;
+    let (local, patience) = (membership.local(), asked.patience);
+    let options = GroupOptions { secret, job: name, local, patience, encrypt };
     let mut screen = Screen::new(json, stop.clone());
     let mut kept = Kept::default();
     loop {

@@ -247,6 +247,10 @@ fn a_process_joins_a_run_that_trains() {
     let stranger =
         command(folder.path(), &["status", &at]).env("POLYREME_SECRET", "ab".repeat(32)).output().unwrap();
     assert!(String::from_utf8_lossy(&stranger.stderr).contains("another secret"), "{stranger:?}");
+    // One that would train something else is turned away, and the run goes on.
+    let other = with_secret(&["join", &at, "job.toml", "--set", "train.optimizer.lr=0.5"]).output().unwrap();
+    assert_eq!(other.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&other.stderr).contains("not those of the run's ranks"), "{other:?}");
     send(joined.id() as i32, Signal::KILL);
     drop(joined.wait());
     run.until(|line| is_generation(line, 3));

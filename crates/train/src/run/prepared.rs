@@ -400,6 +400,11 @@ impl Prepared {
         Ok(self)
     }
 
+    /// A number for what ranks must have in common to train together.
+    pub fn digest(&self) -> u64 {
+        crate::talk::digest(&self.fingerprint())
+    }
+
     /// What ranks must have in common to train together.
     pub(crate) fn fingerprint(&self) -> String {
         let lens = |set: &Option<Arc<dyn Dataset>>| set.as_ref().map(|s| s.len());

@@ -2,7 +2,7 @@
 
 use polyreme_fuzz::{ReadResult, Target};
 
-use super::super::message::{Formation, Ready, Returned, ToCoordinator, ToMember};
+use super::super::message::{Formation, JobMark, Ready, Returned, ToCoordinator, ToMember};
 use super::super::tally::TallySummary;
 use crate::control::bytes::Malformed;
 use crate::control::channel::Wire;
@@ -14,14 +14,14 @@ fn to_coordinator() -> Vec<ToCoordinator> {
         ToCoordinator::Enter {
             host: "höst".into(),
             pid: 7,
-            job: "digits".into(),
+            job: JobMark { name: "digits".into(), digest: 11 },
             child: Some(0),
             was: Some(4),
         },
         ToCoordinator::Return {
             host: "höst".into(),
             pid: 7,
-            job: "digits".into(),
+            job: JobMark { name: "digits".into(), digest: u64::MAX },
             id: 5,
             returned: Returned {
                 generation: 4,
