@@ -172,6 +172,10 @@ pub struct StepDone {
     pub lr: f64,
     /// Samples of the step.
     pub samples: usize,
+    /// Those of this rank.
+    pub own_samples: usize,
+    /// How long it took this rank, without waiting for data or other ranks.
+    pub own_busy: Duration,
     /// Since the run began, those of resumed runs included.
     pub seconds: f64,
     /// The share of the time spent waiting for data.

@@ -27,6 +27,15 @@ pub struct JobMark {
     pub digest: u64,
 }
 
+/// One rank's share of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OwnShare {
+    /// Its samples.
+    pub samples: u64,
+    /// How long they took, in microseconds, without waiting for data or for other ranks.
+    pub busy_us: u64,
+}
+
 /// A member is in no generation and can form one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ready {
@@ -123,6 +132,8 @@ pub enum ToCoordinator {
     Beat {
         /// Steps done.
         step: u64,
+        /// What it had to do in the last one.
+        own: OwnShare,
     },
     /// It wants to leave at the end of a step.
     Leaves,
@@ -270,9 +281,11 @@ impl Wire for ToCoordinator {
                 out.push(8);
                 out.put_bytes(&note[..note.len().min(NOTE_BYTES_MAX)]);
             }
-            ToCoordinator::Beat { step } => {
+            ToCoordinator::Beat { step, own } => {
                 out.push(4);
                 out.put_u64(*step);
+                out.put_u64(own.samples);
+                out.put_u64(own.busy_us);
             }
             ToCoordinator::Leaves => out.push(5),
             ToCoordinator::Done { generation } => {
@@ -307,7 +320,10 @@ impl Wire for ToCoordinator {
             }),
             3 => ToCoordinator::Running { generation: r.u64()? },
             8 => ToCoordinator::Note(r.bytes(NOTE_BYTES_MAX)?.to_vec()),
-            4 => ToCoordinator::Beat { step: r.u64()? },
+            4 => {
+                let (step, samples, busy_us) = (r.u64()?, r.u64()?, r.u64()?);
+                ToCoordinator::Beat { step, own: OwnShare { samples, busy_us } }
+            }
             5 => ToCoordinator::Leaves,
             6 => ToCoordinator::Done { generation: r.u64()? },
             7 => ToCoordinator::Ask,

@@ -65,7 +65,9 @@ mod tests;
 
 pub use coordinator::{Coordinator, Rules};
 pub use decision::{Decision, MemberAction, MemberEvent, Reason};
-pub use message::{Formation, HeldSteps, JobMark, MemberId, Ready, Returned, ToCoordinator, ToMember};
+pub use message::{
+    Formation, HeldSteps, JobMark, MemberId, OwnShare, Ready, Returned, ToCoordinator, ToMember,
+};
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
 pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};

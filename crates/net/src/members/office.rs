@@ -14,7 +14,7 @@ use rustix::event::PollFd;
 
 use super::coordinator::{Coordinator, Rules};
 use super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, ToCoordinator, ToMember};
+use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, ToCoordinator, ToMember};
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
 use crate::ready;
@@ -81,6 +81,8 @@ pub struct MemberRow {
     pub pid: u32,
     /// Steps that it has done.
     pub step: u64,
+    /// What it had to do in the last of them.
+    pub own: OwnShare,
 }
 
 struct Guest {
@@ -95,6 +97,7 @@ struct Known {
     host: String,
     pid: u32,
     child: Option<u64>,
+    own: OwnShare,
 }
 
 /// The coordinator and its connections.
@@ -190,10 +193,10 @@ impl Office {
     pub fn rows(&self) -> Vec<MemberRow> {
         let (_, ranks) = self.coordinator.generation();
         let row = |(id, guest): (&MemberId, &Guest)| {
-            let Known { host, pid, .. } = guest.member.as_ref()?;
+            let Known { host, pid, own, .. } = guest.member.as_ref()?;
             let rank = ranks.iter().position(|rank| rank == id);
             let step = self.coordinator.step_of(*id)?;
-            Some(MemberRow { id: *id, rank, host: host.clone(), pid: *pid, step })
+            Some(MemberRow { id: *id, rank, host: host.clone(), pid: *pid, step, own: *own })
         };
         self.guests.iter().filter_map(row).collect()
     }
@@ -230,7 +233,8 @@ impl Office {
                         }
                         // It is known by its number from here on; an older connection of it is dead.
                         let mut guest = self.guests.remove(&id).expect("a guest that spoke");
-                        (guest.until, guest.member) = (None, Some(Known { host, pid, child: None }));
+                        (guest.until, guest.member) =
+                            (None, Some(Known { host, pid, child: None, own: OwnShare::default() }));
                         self.guests.insert(was, guest);
                         id = was;
                         self.welcome(id);
@@ -270,14 +274,20 @@ impl Office {
                     return;
                 }
                 let guest = self.guests.get_mut(&id).expect("a guest that spoke");
-                (guest.until, guest.member) = (None, Some(Known { host, pid, child }));
+                (guest.until, guest.member) =
+                    (None, Some(Known { host, pid, child, own: OwnShare::default() }));
                 self.welcome(id);
                 MemberEvent::Entered { watched: child.is_some(), was }
             }
             ToCoordinator::Ready(ready) if is_member => MemberEvent::Ready(ready),
             ToCoordinator::Running { generation } if is_member => MemberEvent::Running { generation },
             ToCoordinator::Note(note) if is_member => return self.coordinator.keep_note(note),
-            ToCoordinator::Beat { step } if is_member => MemberEvent::Beat { step },
+            ToCoordinator::Beat { step, own } if is_member => {
+                if let Some(known) = &mut guest.member {
+                    known.own = own;
+                }
+                MemberEvent::Beat { step }
+            }
             ToCoordinator::Leaves if is_member => MemberEvent::Leaves,
             ToCoordinator::Done { generation } if is_member => MemberEvent::Done { generation },
             ToCoordinator::Enter { .. }

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 
 use super::message::{
-    Formation, JobMark, MESSAGE_BYTES_MAX, MemberId, Ready, Returned, ToCoordinator, ToMember,
+    Formation, JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, Ready, Returned, ToCoordinator, ToMember,
 };
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
@@ -128,6 +128,7 @@ struct SessionShared {
     /// It has said that it wants to leave.
     left: AtomicBool,
     step: AtomicU64,
+    own: Mutex<OwnShare>,
     tally: Mutex<TallySummary>,
     seat: Mutex<Seat>,
 }
@@ -162,6 +163,7 @@ impl Membership {
             leaves: AtomicBool::new(false),
             left: AtomicBool::new(false),
             step: AtomicU64::new(0),
+            own: Mutex::default(),
             tally: Mutex::default(),
             seat: Mutex::default(),
         });
@@ -246,6 +248,11 @@ impl Membership {
     /// Steps that are done.
     pub fn at(&self, step: u64) {
         self.shared.step.store(step, Ordering::Relaxed);
+    }
+
+    /// What the rank had to do in that step.
+    pub fn had(&self, own: OwnShare) {
+        *self.shared.own.lock().unwrap_or_else(PoisonError::into_inner) = own;
     }
 
     /// Whether the generation ends with this step.
@@ -339,7 +346,9 @@ impl SessionThread {
             }
             let now = Instant::now();
             if now >= due {
-                self.channel.send(&ToCoordinator::Beat { step: self.shared.step.load(Ordering::Relaxed) });
+                let own = *self.shared.own.lock().unwrap_or_else(PoisonError::into_inner);
+                let step = self.shared.step.load(Ordering::Relaxed);
+                self.channel.send(&ToCoordinator::Beat { step, own });
                 due = now + (self.patience / BEATS).min(BEAT_MAX);
             }
             let mut lost = false;

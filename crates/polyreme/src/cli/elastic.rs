@@ -337,7 +337,13 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
     for member in status["members"].as_array().into_iter().flatten() {
         let rank = member["rank"].as_u64().map_or("-".into(), |rank| rank.to_string());
         let host = member["host"].as_str().unwrap_or_default();
-        writeln!(out, "  rank {rank:>4}  {host}  process {}  step {}", member["pid"], member["step"])?;
+        write!(out, "  rank {rank:>4}  {host}  process {}  step {}", member["pid"], member["step"])?;
+        match member["samples_per_s"].as_f64() {
+            Some(speed) => {
+                writeln!(out, "  {} samples a step, {speed:.0} a second", member["samples_per_step"])?
+            }
+            None => writeln!(out)?,
+        }
     }
     writeln!(
         out,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use polyreme_net::members::{Apart, EnterOptions, JobMark, Membership, Ready, TallySummary, Wish};
+use polyreme_net::members::{Apart, EnterOptions, JobMark, Membership, OwnShare, Ready, TallySummary, Wish};
 use polyreme_net::{Encrypt, Secret};
 use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
 use polyreme_train::job::Job;
@@ -265,6 +265,8 @@ impl Observer for MemberObserver<'_> {
         match event {
             Event::Step(done) => {
                 self.membership.at(done.step);
+                let busy_us = done.own_busy.as_micros() as u64;
+                self.membership.had(OwnShare { samples: done.own_samples as u64, busy_us });
                 if self.leave.load(Ordering::Relaxed) {
                     self.membership.leave();
                 }

@@ -117,6 +117,14 @@ impl Watched {
     }
 }
 
+/// A test that fails leaves no ranks running: they end with their launcher.
+impl Drop for Watched {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
 fn is_generation(line: &Value, n: u64) -> bool {
     line["event"] == "membership" && line["generation"].as_u64() >= Some(n)
 }
@@ -234,13 +242,25 @@ fn a_process_joins_a_run_that_trains() {
         "run",
     ]));
     run.until(|line| is_generation(line, 1));
-    let mut joined = with_secret(&["join", &at, "job.toml"]).stderr(Stdio::piped()).spawn().unwrap();
+    let joined = with_secret(&["join", &at, "job.toml"]).stderr(Stdio::null()).spawn().unwrap();
+    let joined = StartedProcess(joined);
     let second = run.until(|line| is_generation(line, 2));
     assert_eq!((&second["ranks"], second["why"].as_str()), (&Value::from(2), Some("a rank joins")));
-    let status = with_secret(&["status", &at, "--json"]).output().unwrap();
-    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
-    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
-    assert_eq!(status["members"].as_array().unwrap().len(), 2, "{status}");
+    // Ranks tell their shares and speeds about once a second.
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let status = with_secret(&["status", &at, "--json"]).output().unwrap();
+        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+        let members = status["members"].as_array().unwrap();
+        assert_eq!(members.len(), 2, "{status}");
+        let shares: u64 = members.iter().filter_map(|row| row["samples_per_step"].as_u64()).sum();
+        if shares == 48 && members.iter().all(|row| row["samples_per_s"].as_f64() > Some(1.0)) {
+            break;
+        }
+        assert!(Instant::now() < until, "{status}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let text = with_secret(&["status", &at]).output().unwrap();
     assert!(String::from_utf8_lossy(&text.stdout).contains("2 ranks"), "{text:?}");
     // With another secret it is turned away.
@@ -251,8 +271,7 @@ fn a_process_joins_a_run_that_trains() {
     let other = with_secret(&["join", &at, "job.toml", "--set", "train.optimizer.lr=0.5"]).output().unwrap();
     assert_eq!(other.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&other.stderr).contains("not those of the run's ranks"), "{other:?}");
-    send(joined.id() as i32, Signal::KILL);
-    drop(joined.wait());
+    drop(joined);
     run.until(|line| is_generation(line, 3));
     let summary = run.interrupt();
     assert_eq!((&summary["ranks_joined"], &summary["ranks_lost"]), (&Value::from(1), &Value::from(1)));

@@ -108,6 +108,9 @@ impl Run {
         })?;
         let last = results.last().expect("at least one step");
         let idle = last.waited + (loader.waited() - waited_before);
+        // Of several steps without a flush between them, each took as long as the others.
+        let busy = began.elapsed().saturating_sub(idle);
+        self.busy_last = busy / results.len() as u32;
         if let Some(pulse) = &mut self.pulse
             && pace.len(first) == pace.batch
         {
@@ -115,7 +118,7 @@ impl Run {
                 Some(_) => microbatches.len(),
                 None => self.part.samples(first),
             };
-            pulse.timings.note(units, began.elapsed().saturating_sub(idle).as_secs_f64());
+            pulse.timings.note(units, busy.as_secs_f64());
         }
         self.waited_last = last.waited;
         let wished = last.extra[0] as u64;

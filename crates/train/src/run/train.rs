@@ -64,6 +64,8 @@ pub(super) struct Run {
     other_degrees: Option<String>,
     /// How long this rank waited for others in the last step; and all ranks in all steps, on the average.
     pub(super) waited_last: Duration,
+    /// How long this rank computed in the last step.
+    pub(super) busy_last: Duration,
     waited: f64,
     /// Its speed, if samples are shared out by it.
     pub(super) pulse: Option<Pulse>,
@@ -150,6 +152,7 @@ impl Run {
             other_kernels: None,
             other_degrees: None,
             waited_last: Duration::ZERO,
+            busy_last: Duration::ZERO,
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
             load: followed_load(&prepared, rank),
@@ -418,6 +421,8 @@ impl Run {
             loss: (!result.skipped).then_some(result.loss),
             lr,
             samples,
+            own_samples: self.part.samples(step),
+            own_busy: self.busy_last,
             seconds,
             waiting: loader.waited().as_secs_f64() / here,
             waiting_for_ranks,

@@ -2,7 +2,7 @@
 
 use polyreme_fuzz::{ReadResult, Target};
 
-use super::super::message::{Formation, JobMark, Ready, Returned, ToCoordinator, ToMember};
+use super::super::message::{Formation, JobMark, OwnShare, Ready, Returned, ToCoordinator, ToMember};
 use super::super::tally::TallySummary;
 use crate::control::bytes::Malformed;
 use crate::control::channel::Wire;
@@ -35,7 +35,7 @@ fn to_coordinator() -> Vec<ToCoordinator> {
         ToCoordinator::Ready(ready),
         ToCoordinator::Running { generation: 2 },
         ToCoordinator::Note(b"runs/a".to_vec()),
-        ToCoordinator::Beat { step: u64::MAX },
+        ToCoordinator::Beat { step: u64::MAX, own: OwnShare { samples: 16, busy_us: 2500 } },
         ToCoordinator::Leaves,
         ToCoordinator::Done { generation: 9 },
         ToCoordinator::Ask,

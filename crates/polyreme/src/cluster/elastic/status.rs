@@ -7,7 +7,13 @@ use serde_json::{Value, json};
 pub(super) fn status(office: &Office) -> Value {
     let coordinator = office.coordinator();
     let (generation, ranks) = coordinator.generation();
-    let row = |MemberRow { id, rank, host, pid, step }: MemberRow| json!({"member": id, "rank": rank, "host": host, "pid": pid, "step": step});
+    let row = |MemberRow { id, rank, host, pid, step, own }: MemberRow| {
+        let speed = (own.busy_us > 0).then(|| own.samples as f64 * 1e6 / own.busy_us as f64);
+        json!({
+            "member": id, "rank": rank, "host": host, "pid": pid, "step": step,
+            "samples_per_step": own.samples, "samples_per_s": speed,
+        })
+    };
     let tally = coordinator.tally.summary();
     let ms = |us: u64| us as f64 / 1e3;
     json!({
