@@ -24,6 +24,7 @@ pub mod memory;
 pub mod output;
 pub mod plan;
 pub mod process;
+mod times;
 
 pub use app::App;
 pub use polyreme_data as data;

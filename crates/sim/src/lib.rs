@@ -50,7 +50,7 @@
 //! - [`work`]: what nodes and instructions do. [`speed`]: how long that takes on a host. `exchange`: what exchanges cost.
 //! - [`fleet`]: the programs of all ranks. `score`: a program with times. `clock`: virtual time.
 //! - [`mod@simulate`]: all of it together. [`report`]: what was found. `timeline`: what traced ranks did.
-//! - [`search`]: which plan is the best.
+//! - [`search`]: which plan is the best. [`goodput`]: what losses of hosts leave of a run's time.
 
 #![forbid(unsafe_code)]
 
@@ -59,6 +59,7 @@ mod clock;
 pub mod cluster;
 mod exchange;
 pub mod fleet;
+pub mod goodput;
 pub mod report;
 mod score;
 pub mod search;

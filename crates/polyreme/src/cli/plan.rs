@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use polyreme_sim::Cluster;
@@ -18,11 +19,13 @@ use super::machines::MachineArgs;
 use super::{CommandResult, Failure, print_json, train};
 use crate::app::App;
 use crate::plan::asked::{AskedJob, decided};
+use crate::plan::goodput::ExpectedGoodput;
 use crate::plan::machine::{KnownCluster, with_hosts};
 use crate::plan::row::{HEADER, PlanRow, counted, lost_words, mesh_words, price_per_hour};
 use crate::plan::searching::SearchLine;
 use crate::plan::what_if::Change;
 use crate::plan::{chosen, plot};
+use crate::times;
 
 /// How many of the choices that are not possible are shown.
 const LOST_SHOWN: usize = 6;
@@ -38,6 +41,8 @@ Examples:
     polyreme plan job.toml --hosts 8 --ranks-per-host 4
   What if there were more hosts, or slower links:
     polyreme plan job.toml --cluster cluster.toml --what-if \"hosts=16,bandwidth=10G\"
+  How much of the time counts if a host is lost every six hours:
+    polyreme plan job.toml --cluster cluster.toml --lost-every 6h
 
 Keys of `[parallel]` that the job sets are kept. Precision is searched if `train.precision = \"auto\"`. Times are simulated: they are as
 good as the description of the machines. docs/planning.md says more.";
@@ -68,6 +73,12 @@ pub(super) struct PlanArgs {
     /// How times and costs move if something changes: hosts, bandwidth, latency, slow (a host), lost (hosts), batch.
     #[arg(long, value_name = "CHANGES")]
     what_if: Option<String>,
+    /// What losses leave of a run's time, if a host is lost so often (of all hosts together): 6h, 30m.
+    #[arg(long, value_name = "TIME", value_parser = times::duration)]
+    lost_every: Option<Duration>,
+    /// How long it takes until a lost host is replaced.
+    #[arg(long, value_name = "TIME", value_parser = times::duration, default_value = "5m", requires = "lost_every")]
+    replaced_after: Duration,
     /// Draw the times that are shown as an image (SVG).
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -156,6 +167,7 @@ fn show(
     let rows: Vec<PlanRow> = shown.iter().enumerate().map(row).collect();
     let shares = TimeShares::of(best, cluster);
     let more = more_hosts(question, planner, cluster, best);
+    let goodput = args.lost_every.map(|every| ExpectedGoodput::new(asked, best, every, args.replaced_after));
     line.clear();
     if let Some(file) = &args.plot {
         let bar =
@@ -170,6 +182,9 @@ fn show(
                 fields.insert("bound_by".into(), json!({ "what": by, "share": share }));
                 let of = |(hosts, plan): &(usize, FoundPlan)| json!({ "hosts": hosts, "mesh": mesh_words(&plan.choice.mesh), "step_ms": plan.report.step_us / 1e3 });
                 fields.insert("more_hosts".into(), more.iter().map(of).collect());
+                if let Some(goodput) = &goodput {
+                    fields.insert("goodput".into(), serde_json::to_value(goodput)?);
+                }
             }
             print_json(&object)?;
         }
@@ -213,6 +228,9 @@ fn show(
             false if used == 1 => writeln!(out, "with {hosts} hosts: no faster, 1 is enough")?,
             false => writeln!(out, "with {hosts} hosts: no faster, {used} are enough")?,
         }
+    }
+    if let Some(goodput) = &goodput {
+        writeln!(out, "\n{goodput}")?;
     }
     // One of each mesh, the smallest first.
     let mut lost: Vec<_> =

@@ -40,6 +40,11 @@ pub struct AskedJob {
 }
 
 impl AskedJob {
+    /// The job as it was asked.
+    pub fn job(&self) -> &Job {
+        &self.asked.0
+    }
+
     /// A job, and which of its keys were said. Data are opened for their sizes; where `[model]` gives all sizes they need not be
     /// there.
     pub fn new(job: Job, said: &BTreeSet<String>, given: Given) -> Result<AskedJob, TrainError> {

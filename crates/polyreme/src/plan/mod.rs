@@ -6,10 +6,12 @@
 //! - [`row`]: a plan as a row of the table, or as JSON. [`chosen`]: a plan as keys of a job file.
 //! - [`simulated`]: what the ranks of a plan do when, to be drawn.
 //! - [`tried`]: the first plans of a search, tried on this machine.
+//! - [`goodput`]: what losses of hosts leave of its time.
 //! - [`what_if`]: other clusters, one change at a time. [`plot`]: the result as an image.
 
 pub mod asked;
 pub mod chosen;
+pub mod goodput;
 pub mod machine;
 pub mod plot;
 pub mod row;

@@ -161,3 +161,25 @@ fn what_cannot_be_is_refused_in_words() {
     let text = refusal(folder.path(), &["job.toml", "--cluster", "small.toml"]);
     assert!(text.contains("no plan fits") && text.contains("does not fit"), "{text}");
 }
+
+#[test]
+fn what_losses_leave_of_the_time_is_said() {
+    let folder = folder(
+        "\n[output]\nevery_minutes = 10\n\n[parallel]\ntensor = 1\nstage = 1\nsequence = 1\npatience = 5\n",
+    );
+    let args = ["job.toml", "--cluster", "cluster.toml", "--lost-every", "1h"];
+    let shares = |more: &[&str]| {
+        let plans = objects(folder.path(), &[&args[..], more, &["--json"]].concat());
+        let goodput = &plans[0]["goodput"];
+        assert!(plans[1..].iter().all(|plan| plan.get("goodput").is_none()));
+        [&goodput["elastic"], &goodput["restarted"]].map(|share| share.as_f64().expect("a share"))
+    };
+    let [elastic, restarted] = shares(&[]);
+    // A host that is missing for five minutes of an hour is a quarter of the cluster at most; a restart also loses five minutes.
+    assert!(elastic > 0.9 && elastic < 0.999 && restarted < elastic - 0.05, "{elastic} {restarted}");
+    assert!(shares(&["--replaced-after", "20m"])[0] < elastic - 0.01);
+    let text = plan(folder.path(), &args);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("with `train --elastic`") && text.contains("one every 10m"), "{text}");
+    assert!(refusal(folder.path(), &["job.toml", "--lost-every", "soon"]).contains("is not a time"));
+}

@@ -301,3 +301,47 @@ fn who_is_done_ends_by_itself() {
     story.on(0, MemberEvent::Closed);
     assert_eq!(story.decisions, []);
 }
+
+/// How many messages go to and fro from the loss of one of `n` ranks until the others train again.
+fn messages_after_a_loss(n: u64) -> usize {
+    let mut story = Story::new(1, n as usize, n as usize);
+    for id in 1..=n {
+        story.enter(id, false);
+    }
+    story.run(1, &(1..=n).collect::<Vec<_>>());
+    assert!(story.coordinator.trains());
+    let mut messages = 0;
+    let told = |story: &Story| -> usize {
+        let members = |decision: &Decision| match &decision.action {
+            MemberAction::Form { members, .. }
+            | MemberAction::Cancel { members, .. }
+            | MemberAction::Change { members, .. } => members.len(),
+            MemberAction::Remove { .. } | MemberAction::Dismiss { .. } | MemberAction::Release { .. } => 1,
+            MemberAction::Wait | MemberAction::Trains | MemberAction::End { .. } => 0,
+        };
+        story.decisions.iter().map(members).sum()
+    };
+    story.on(n, MemberEvent::Closed);
+    messages += told(&story);
+    for id in 1..n {
+        story.ready(id, 1, Some(8));
+        messages += 1 + told(&story);
+    }
+    assert_eq!(story.formed().expect("the others form a group").0.len() as u64, n - 1);
+    for id in 1..n {
+        story.on(id, MemberEvent::Running { generation: 2 });
+        messages += 1 + told(&story);
+    }
+    assert!(story.coordinator.trains());
+    messages
+}
+
+#[test]
+fn as_many_messages_for_each_rank_however_many_there_are() {
+    let each = |n: u64| messages_after_a_loss(n) as f64 / n as f64;
+    let (few, many) = (each(8), each(512));
+    assert!(
+        few > 2.0 && many < 4.1 && many < few * 1.2,
+        "{few} messages for each of 8 ranks, {many} for each of 512"
+    );
+}

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::times::duration;
+
 /// What is done, and how often.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ChaosSpec {
@@ -28,12 +30,12 @@ impl std::str::FromStr for ChaosSpec {
             let (key, value) =
                 part.split_once('=').ok_or_else(|| format!("{part:?} has no value: kill=1s"))?;
             match key {
-                "kill" => spec.kill = Some(seconds(value)?),
-                "join" => spec.join = Some(seconds(value)?),
+                "kill" => spec.kill = Some(duration(value)?),
+                "join" => spec.join = Some(duration(value)?),
                 "stop" => {
                     let (every, length) =
                         value.split_once(':').ok_or("stop needs an interval and a length: stop=5s:2s")?;
-                    spec.stop = Some((seconds(every)?, seconds(length)?));
+                    spec.stop = Some((duration(every)?, duration(length)?));
                 }
                 "seed" => spec.seed = value.parse().map_err(|_| format!("seed={value} is not a number"))?,
                 "cut" => {
@@ -60,18 +62,6 @@ impl fmt::Display for ChaosSpec {
         ];
         f.write_str(&all.into_iter().flatten().collect::<Vec<_>>().join(","))
     }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
-        (Some(number), _) => (number, 1e-3),
-        (None, Some(number)) => (number, 1.0),
-        (None, None) => return Err(format!("{text:?} is not a time: 1s, 250ms")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a time: 1s, 250ms"))?;
-    let time = Duration::try_from_secs_f64(number * unit)
-        .map_err(|_| format!("{text:?} is not a time: 1s, 250ms"))?;
-    if time.is_zero() { Err(format!("{text:?} is no time at all")) } else { Ok(time) }
 }
 
 /// Something to be done now.
