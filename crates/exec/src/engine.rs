@@ -38,12 +38,15 @@ pub struct Options {
     pub seed: u64,
     /// The thread pool to use; `None` to start one.
     pub pool: Option<Arc<Pool>>,
+    /// Whether an engine that joins has learnt nothing yet, not even initial parameters, and no memory for it:
+    /// [`Engine::adopt`] or [`Engine::receive_learnt`] follows.
+    pub inherits: bool,
 }
 
 impl Options {
     /// This many threads, the best instruction set, seed 0.
     pub fn threads(threads: usize) -> Options {
-        Options { threads, isa: Isa::detect(), seed: 0, pool: None }
+        Options { threads, isa: Isa::detect(), seed: 0, pool: None, inherits: false }
     }
 }
 
@@ -133,8 +136,11 @@ impl Engine {
         let tensors = moments::tensors(program.optimizer, &first);
         let updated = moments::Updated::new(program.optimizer, &first, &tensors);
         let lengths = lengths(&program, &first);
-        let memory =
-            Memory { state: State::new(lengths, blocks, &*pool)?, work: Workspace::new(), params_from: None };
+        let state = match options.inherits {
+            true => State::blank(lengths, blocks, &*pool)?,
+            false => State::new(lengths, blocks, &*pool)?,
+        };
+        let memory = Memory { state, work: Workspace::new(), params_from: None };
         let mut engine = Engine {
             group: None,
             programs: Vec::new(),

@@ -49,6 +49,9 @@ impl Engine {
         let reserved = Engine::reserve(program, options, blocks);
         let mut engine = reserved.inspect_err(|error| comms.job().fail(&error.to_string()))?;
         engine.group = Some(Group { comms, open: false });
+        if engine.options.inherits {
+            return Ok(engine);
+        }
         engine.exclusively(|engine| {
             engine.initialise();
             Ok::<(), ExecError>(())
@@ -124,6 +127,11 @@ impl Engine {
         let group = self.group.as_mut().expect("an engine that joined");
         let comm = group.comms.along(Axis::Data);
         let state = &mut self.memory.state;
+        if let Err(error) = state.complete(&*self.pool) {
+            // The others would wait for this rank.
+            comm.fail(&error.to_string());
+            return Err(error);
+        }
         for what in [Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2] {
             let own = (what == Kept::States && keeps_states).then(|| state.kept(what).to_vec());
             match state.stored_mut(what) {

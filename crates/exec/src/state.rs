@@ -82,24 +82,55 @@ impl State {
         blocks: SharedBlocks,
         par: &dyn Parallel,
     ) -> Result<State, ExecError> {
-        let floats = |len: usize, what| Arena::new(len * F32_BYTES, what, par);
+        let mut state = State::blank(lengths, blocks, par)?;
+        state.complete(par)?;
+        Ok(state)
+    }
+
+    /// Without memory for what is learnt: that of another engine takes its place, or [`State::complete`] reserves it.
+    pub(crate) fn blank(
+        lengths: Lengths,
+        blocks: SharedBlocks,
+        par: &dyn Parallel,
+    ) -> Result<State, ExecError> {
         let or = |block: Option<Block>, len: usize, what| {
-            block.map(Arena::over).map_or_else(|| floats(len, what), Ok)
-        };
-        let moment = |k: usize| {
-            Arena::new(lengths.moments[k] * lengths.moments_dtype.bytes(), "the optimizer's state", par)
+            block.map(Arena::over).map_or_else(|| Arena::new(len * F32_BYTES, what, par), Ok)
         };
         Ok(State {
-            params: or(blocks.params, lengths.params, "parameters")?.into(),
+            params: blocks.params.map_or_else(Arena::empty, Arena::over).into(),
             grads: or(blocks.grads, lengths.grads, "gradients")?,
-            states: floats(lengths.states, "states")?,
-            moments: [moment(0)?.into(), moment(1)?.into()],
-            average: floats(lengths.average, "averaged parameters")?.into(),
-            residual: floats(lengths.residual, "residuals of gradients")?,
+            states: Arena::empty(),
+            moments: [Arena::empty().into(), Arena::empty().into()],
+            average: Arena::empty().into(),
+            residual: Arena::new(lengths.residual * F32_BYTES, "residuals of gradients", par)?,
             lengths,
             step: 0,
             lent: None,
         })
+    }
+
+    /// Reserves what is missing of the memory for what is learnt, as zeros.
+    pub(crate) fn complete(&mut self, par: &dyn Parallel) -> Result<(), ExecError> {
+        let reserve = |arena: &Arena, bytes: usize, what| match arena.bytes() < bytes {
+            true => Arena::new(bytes, what, par).map(Some),
+            false => Ok(None),
+        };
+        let Lengths { params, states, average, moments, moments_dtype, .. } = self.lengths;
+        if let Some(arena) = reserve(&self.params, params * F32_BYTES, "parameters")? {
+            self.params = arena.into();
+        }
+        if let Some(arena) = reserve(&self.states, states * F32_BYTES, "states")? {
+            self.states = arena;
+        }
+        for (own, len) in self.moments.iter_mut().zip(moments) {
+            if let Some(arena) = reserve(own, len * moments_dtype.bytes(), "the optimizer's state")? {
+                *own = arena.into();
+            }
+        }
+        if let Some(arena) = reserve(&self.average, average * F32_BYTES, "averaged parameters")? {
+            self.average = arena.into();
+        }
+        Ok(())
     }
 
     /// Bytes that stay from one step to the next.

@@ -36,6 +36,8 @@ use crate::whole::WholeModel;
 pub struct LearnerOptions {
     /// Threads of each rank.
     pub threads: usize,
+    /// Whether what is learnt comes from other ranks, or from this one as a rank of another group; then nothing is initialised.
+    pub inherits: bool,
     /// The instructions that kernels may use.
     pub isa: Isa,
     /// From which weights and masks follow.
@@ -186,8 +188,8 @@ impl Learner {
         let compiled = lowering.step_program(kind, runs.as_deref(), &mut body);
         // The others would wait for this rank.
         let program = compiled.inspect_err(|error| comms.job().fail(&error.to_string()))?;
-        let LearnerOptions { threads, isa, seed, .. } = options;
-        let exec = Options { isa, seed, ..Options::threads(threads) };
+        let LearnerOptions { threads, isa, seed, inherits, .. } = options;
+        let exec = Options { isa, seed, inherits, ..Options::threads(threads) };
         let engine = Engine::join(program, exec, comms)?;
         // Two samples: statistics of one make no sense.
         let graph = training_graph(net, spec, 2, options.loss)?;

@@ -113,7 +113,8 @@ pub fn run_generation(
     generation: &Generation,
     observer: &mut dyn Observer,
 ) -> Result<GenerationEnd, TrainError> {
-    let prepared = prepared.for_ranks(comm.size()).inspect_err(|error| comm.fail(&error.to_string()))?;
+    let mut prepared = prepared.for_ranks(comm.size()).inspect_err(|error| comm.fail(&error.to_string()))?;
+    prepared.learner.inherits = generation.source.is_some();
     let mut carried = carried;
     let mut run = match Run::new(prepared, comm, 1, None) {
         Ok(run) => run,

@@ -205,6 +205,7 @@ impl Prepared {
         let cut = StepCut { weights: vec![1.0], accumulate, order, shards, flushes };
         let learner = LearnerOptions {
             threads,
+            inherits: false,
             isa: given.isa,
             seed: train.seed,
             training: Training {

@@ -37,6 +37,7 @@ fn net(norm: bool) -> Net {
 
 fn options(loss: Loss) -> LearnerOptions {
     LearnerOptions {
+        inherits: false,
         isa: Isa::detect(),
         threads: 1,
         seed: 3,
