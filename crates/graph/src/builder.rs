@@ -56,6 +56,13 @@ impl Builder {
         self.tuning = Some(tuning);
     }
 
+    /// The rank and the scale of the factors that a linear layer in this scope gets beside it, if it does.
+    pub fn low_rank(&self) -> Option<(usize, f32)> {
+        let low = self.tuning.as_ref()?.low_rank.as_ref()?;
+        let path = self.scope.join(".");
+        low.on.iter().any(|pattern| pattern.matches(&path)).then_some((low.rank, low.scale))
+    }
+
     /// Ends the trace with these named outputs.
     pub fn finish(mut self, outputs: &[(&str, Tensor)]) -> Graph {
         self.graph.outputs = outputs.iter().map(|&(n, v)| (n.to_string(), v)).collect();

@@ -74,4 +74,4 @@ pub use program::{
 pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};
 pub use split_sums::{SplitSums, split_sums};
-pub use tuning::{Learning, LearningGroup, NamePattern, Tuning, learnt_alike};
+pub use tuning::{Learning, LearningGroup, LowRank, NamePattern, Tuning, learnt_alike};

@@ -99,6 +99,37 @@ pub struct LearningGroup {
     pub weight_decay: Option<f32>,
 }
 
+/// Low-rank factors beside weights that stay as they are (LoRA): a linear layer `x·Wᵀ` gets `scale · (x·Aᵀ)·Bᵀ` beside it, and only
+/// `A [rank, inputs]` and `B [outputs, rank]` are learnt.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LowRank {
+    /// The rank of the factors.
+    pub rank: usize,
+    /// What their product is multiplied by.
+    pub scale: f32,
+    /// The linear layers that get them.
+    pub on: Vec<NamePattern>,
+    /// Parameters that are learnt, too.
+    pub learn: Vec<NamePattern>,
+}
+
+impl LowRank {
+    /// What the factor next to the input is called in its layer.
+    pub const DOWN: &str = "lora_a";
+    /// What the factor next to the output is called in its layer.
+    pub const UP: &str = "lora_b";
+
+    /// Whether a parameter of this name is a factor.
+    pub fn is_factor(name: &str) -> bool {
+        let last = name.rsplit('.').next();
+        last == Some(LowRank::DOWN) || last == Some(LowRank::UP)
+    }
+
+    fn learns(&self, name: &str) -> bool {
+        LowRank::is_factor(name) || self.learn.iter().any(|pattern| pattern.matches(name))
+    }
+}
+
 /// Which parameters of a model are learnt how. By default all as the optimizer says.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Tuning {
@@ -106,12 +137,15 @@ pub struct Tuning {
     pub frozen: Vec<NamePattern>,
     /// The others; the first group that names a parameter counts.
     pub groups: Vec<LearningGroup>,
+    /// Factors beside linear layers: then everything else is frozen.
+    pub low_rank: Option<LowRank>,
 }
 
 impl Tuning {
     /// How a parameter is learnt.
     pub fn of(&self, name: &str) -> Learning {
-        if self.frozen.iter().any(|pattern| pattern.matches(name)) {
+        let frozen = self.frozen.iter().any(|pattern| pattern.matches(name));
+        if frozen || self.low_rank.as_ref().is_some_and(|low| !low.learns(name)) {
             return Learning::FROZEN;
         }
         let names = |group: &&LearningGroup| group.params.iter().any(|pattern| pattern.matches(name));
@@ -154,9 +188,22 @@ mod tests {
         let tuning = Tuning {
             frozen: vec![NamePattern::new("a")],
             groups: vec![group("*.weight", 2.0), group("*", 3.0)],
+            low_rank: None,
         };
         assert_eq!(tuning.of("a.weight"), Learning::FROZEN);
         assert_eq!((tuning.of("b.weight").lr_scale, tuning.of("b.bias").lr_scale), (2.0, 3.0));
         assert_eq!(Tuning::default().of("a.weight"), Learning::PLAIN);
+    }
+
+    #[test]
+    fn beside_factors_everything_is_frozen() {
+        let (on, learn) = (vec![NamePattern::new("*.qkv")], vec![NamePattern::new("head")]);
+        let low_rank = Some(LowRank { rank: 2, scale: 1.0, on, learn });
+        let tuning = Tuning { low_rank, ..Tuning::default() };
+        for (name, frozen) in
+            [("a.qkv.weight", true), ("a.qkv.lora_a", false), ("a.qkv.lora_b", false), ("head.bias", false)]
+        {
+            assert_eq!(tuning.of(name).frozen, frozen, "{name}");
+        }
     }
 }

@@ -25,11 +25,11 @@ pub(crate) type Tell<'a> = dyn FnMut(&str, usize, &[f32]) + 'a;
 /// The numbers of a whole model, on the rank that has them.
 pub(crate) type Teller<'a> = dyn FnMut(&mut Tell) -> Result<(), TrainError> + 'a;
 
-/// Parameters and states of an engine from a file of a checkpoint that must have just those. Of several writers the first one
+/// Parameters and states of an engine from a file of a checkpoint that must have just those which checkpoints keep. Of several writers the first one
 /// has the file, and all call it.
 pub fn install(engine: &mut Engine, whole: &WholeModel, file: Option<&TensorFile>) -> Result<(), TrainError> {
     let (params, states) = (engine.param_slots(), engine.state_slots());
-    hear_file(engine, &whole.all(), file, &mut |engine, name, first, numbers| {
+    hear_file(engine, &whole.saved(), file, &mut |engine, name, first, numbers| {
         put(&params, name, first, numbers, &mut |at, x| engine.put_kept(Kept::Params, at, x));
         put(&states, name, first, numbers, &mut |at, x| engine.put_kept(Kept::States, at, x));
     })
@@ -195,5 +195,5 @@ pub fn ship(
     };
     let views: Vec<View> = of.zip(types).map(view).collect();
     let heads: Vec<_> = views.iter().map(|view| (view.name, view.dims, view.dtype)).collect();
-    form.write(path, &heads, batches, views.as_slice())
+    form.write(path, learner.whole(), &heads, batches, views.as_slice())
 }

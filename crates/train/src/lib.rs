@@ -13,6 +13,7 @@
 //! - [`ledger`]: which samples have counted.
 //! - [`run`]: the loop. [`event`]: what it tells. [`mod@evaluate`], [`metrics`]: what is measured.
 //! - [`pretrained`]: models of Hugging Face's `transformers`, as they are read and written.
+//! - [`low_rank`]: which tensors the files of a run with low-rank factors have, and factors merged into weights.
 //! - `about`: what the file of a run's model says of itself.
 //! - [`checkpoint`]: what a run leaves to go on from, whole or absent. [`weights`], [`mod@install`]: files of weights.
 //!   [`whole`]: the tensors of a model, whichever rank has them.
@@ -43,6 +44,7 @@ pub mod learner;
 pub mod ledger;
 pub mod loss;
 pub mod loss_scale;
+pub mod low_rank;
 pub mod lower;
 pub mod metrics;
 pub mod mixup;

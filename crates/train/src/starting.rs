@@ -4,8 +4,10 @@
 //! missing or left over is more often a mistake than a wish. Where it is a wish, a rule of `model.map` says so.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::path::Path;
 
+use polyreme_graph::LowRank;
 use polyreme_nn::Model;
 
 use crate::checkpoint::{CheckpointError, TensorShape};
@@ -67,7 +69,11 @@ impl<'a> StartingWeights<'a> {
             HeadStart::File => Vec::new(),
             HeadStart::New => head_of(&names),
         };
-        let is_new = |name: &str| new.iter().any(|new| new == name);
+        let there: HashSet<String> = file.weights.iter().map(|w| w.name.clone()).collect();
+        // Factors begin as they are drawn, unless the file is of a model that has them.
+        let is_new = |name: &str| {
+            new.iter().any(|new| new == name) || LowRank::is_factor(name) && !there.contains(name)
+        };
         let wanted: Vec<_> = model.iter().filter(|t| !is_new(&t.name)).cloned().collect();
         file.weights.retain(|w| !is_new(&w.name));
         file.check(wanted.iter().map(|t| t.name.as_str()), path)?;

@@ -20,6 +20,7 @@ use crate::judge::Judge;
 use crate::lower::evaluation_graph;
 use crate::net::Net;
 use crate::preparation::Preparation;
+use crate::run::frozen::install_frozen;
 use crate::run::{AVERAGE_FILE, Given, Progress};
 use crate::whole::WholeModel;
 
@@ -95,6 +96,8 @@ impl Trained {
                 Net::Model(model.model)
             }
         };
+        // Factors are parameters of the network; who is frozen matters to nobody else here.
+        let net = if job.model.lora.is_some() { net.tuned(job.tuning()) } else { net };
         Ok(Trained { job, note, loaded: None, net, isa: given.isa })
     }
 
@@ -143,6 +146,7 @@ impl Trained {
         let loaded = self.loaded.as_ref().filter(|_| reads);
         let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();
         engine.exclusively(|engine| {
+            install_frozen(engine, whole, loaded)?;
             install(engine, whole, needed(MODEL_FILE)?)?;
             if self.note.averaged {
                 let slots = engine.param_slots();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use polyreme_collective::{Comm, Cuts};
 use polyreme_exec::Slot;
 use polyreme_graph::graph::{Graph, Stored};
-use polyreme_graph::{Optimizer, Part, Piece, Splits};
+use polyreme_graph::{LowRank, Optimizer, Part, Piece, Splits};
 
 use crate::checkpoint::TensorShape;
 use crate::error::TrainError;
@@ -32,6 +32,28 @@ impl WholeModel {
             frozen: graph.params.iter().map(|p| p.learning.frozen).collect(),
             states: graph.states.iter().map(shape).collect(),
         }
+    }
+
+    /// Whether frozen parameters are in a file of their own, once for the run, and not in each checkpoint: those beside low-rank factors
+    /// are nearly the whole model.
+    pub fn keeps_frozen_apart(&self) -> bool {
+        self.params.iter().any(|param| LowRank::is_factor(&param.name))
+    }
+
+    /// Whether a parameter of this name is in that file.
+    pub fn is_apart(&self, name: &str) -> bool {
+        let named = self.params.iter().position(|param| param.name == name);
+        self.keeps_frozen_apart() && named.is_some_and(|k| self.frozen[k])
+    }
+
+    /// The parameters in that file.
+    pub fn frozen_apart(&self) -> Vec<TensorShape> {
+        self.params.iter().filter(|param| self.is_apart(&param.name)).cloned().collect()
+    }
+
+    /// The parameters and states in a checkpoint.
+    pub fn saved(&self) -> Vec<TensorShape> {
+        self.params.iter().filter(|param| !self.is_apart(&param.name)).chain(&self.states).cloned().collect()
     }
 
     /// Parameters and states.

@@ -194,7 +194,7 @@ pub fn load_at(path: &Path) -> Result<(Loaded, Vec<Skipped>), CheckpointError> {
 }
 
 /// Reads a whole file for its checksum, and what tensors it has.
-fn verify(path: PathBuf, entry: &FileEntry) -> Result<TensorFile, CheckpointError> {
+pub(crate) fn verify(path: PathBuf, entry: &FileEntry) -> Result<TensorFile, CheckpointError> {
     let reading = |e| CheckpointError::reading(&path, e);
     let file = File::open(&path).map_err(reading)?;
     let about = file.metadata().map_err(reading)?;

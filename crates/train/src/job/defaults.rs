@@ -48,7 +48,7 @@ impl ModelSpec {
         });
         let from_data = open.map(|s| s.to_string()).collect();
         let (path, weights, map, head, freeze) = (None, None, Vec::new(), HeadStart::File, Vec::new());
-        ModelSpec { model, from_data, path, weights, map, head, freeze, f32_layers: Vec::new() }
+        ModelSpec { model, from_data, path, weights, map, head, freeze, lora: None, f32_layers: Vec::new() }
     }
 
     /// The model as it is; data of other sizes are an error.
@@ -302,6 +302,7 @@ impl Default for OutputSpec {
             keep: 3,
             best: Some("val_accuracy".into()),
             tensorboard: true,
+            merge: false,
             dtype: DType::F32,
         }
     }

@@ -104,6 +104,8 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// parameters that stay as they are: names, or paths of layers, with `*` for any characters, such as `["conv1", "layer1.*"]`;
         /// they have no gradient, no optimizer state, and are not exchanged
         freeze: patterns() => |s| Some(&mut s.freeze);
+        /// low-rank factors beside frozen weights; only they are learnt, exchanged, and saved in checkpoints
+        lora: maybe(table()) => |s| Some(&mut s.lora);
         /// how many layers
         layers: n_layers() => field!(layers of Gpt | Gpt2 | Recurrent | Encoder);
         /// the layers, see below

@@ -35,6 +35,9 @@ fn keys() -> Vec<Key<OutputSpec>> {
         best: best => |s| Some(&mut s.best); or "`\"val_accuracy\"` for classes, else `\"val_loss\"`";
         /// whether TensorBoard files are written
         tensorboard: flag() => |s| Some(&mut s.tensorboard);
+        /// whether the factors of `model.lora` are merged into the weights in `model.safetensors`, which is then a whole model; without it the
+        /// file has what was learnt alone
+        merge: flag() => |s| Some(&mut s.merge);
         /// element type of the parameters in `model.safetensors`; the test set is evaluated with the rounded ones. The weights of checkpoints are always f32, so that a run resumes exactly
         dtype: dtype => |s| Some(&mut s.dtype);
     }

@@ -9,7 +9,7 @@ use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
-pub use super::tuning::{GroupSpec, HeadStart, NameRule};
+pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 pub use crate::loss::LossKind;
 
 /// Everything that a run needs to know.
@@ -47,6 +47,8 @@ pub struct ModelSpec {
     pub head: HeadStart,
     /// Patterns of the parameters that stay as they are.
     pub freeze: Vec<String>,
+    /// Factors beside frozen weights.
+    pub lora: Option<LoraSpec>,
     /// The paths of custom layers that stay in f32 whatever the run's precision is, in the order of the list: `3`, or `3.0`
     /// inside a residual.
     pub f32_layers: Vec<String>,
@@ -421,6 +423,8 @@ pub struct OutputSpec {
     pub best: Option<String>,
     /// Whether TensorBoard files are written.
     pub tensorboard: bool,
+    /// Whether low-rank factors are merged into the weights of the run's model.
+    pub merge: bool,
     /// What the parameters of the run's model are written in.
     pub dtype: DType,
 }

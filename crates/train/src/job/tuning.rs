@@ -1,12 +1,14 @@
 //! What is learnt how: `model.freeze`, `model.head`, `model.map`, `train.groups`.
 
-use polyreme_graph::{LearningGroup, NamePattern, Tuning};
+use polyreme_dtype::DType;
+use polyreme_graph::{LearningGroup, LowRank, NamePattern, Tuning};
 
+use super::cursor::Cursor;
 use super::declare::{keys, section};
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::Job;
-use super::types::{Type, list, maybe, one_of, single, text, within};
+use super::types::{Type, list, maybe, one_of, single, text, whole, within};
 
 /// `model.head`: what the last layer begins with, where there is a file of weights.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -38,6 +40,47 @@ pub struct GroupSpec {
     /// The weight decay, if it is another one.
     pub weight_decay: Option<f32>,
 }
+
+/// `model.lora`: low-rank factors beside frozen weights.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LoraSpec {
+    /// The rank of the factors.
+    pub rank: usize,
+    /// Their product is multiplied by `alpha / rank`.
+    pub alpha: f32,
+    /// Patterns of the linear layers that get them.
+    pub on: Vec<String>,
+    /// Patterns of parameters that are learnt, too.
+    pub learn: Vec<String>,
+}
+
+impl LoraSpec {
+    /// What the product of two factors is multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+}
+
+impl Default for LoraSpec {
+    fn default() -> LoraSpec {
+        LoraSpec { rank: 8, alpha: 16.0, on: Vec::new(), learn: Vec::new() }
+    }
+}
+
+section! { LoraSpec => {
+    let keys = keys! { LoraSpec;
+        /// the rank of the factors
+        rank: whole(1..=1 << 12) => |s| Some(&mut s.rank);
+        /// their product is multiplied by `alpha / rank`
+        alpha: single(Bounds::POSITIVE) => |s| Some(&mut s.alpha);
+        /// the linear layers that get factors: paths, with `*` for any characters
+        on: patterns() => |s| Some(&mut s.on); needed "write on = [\"*.qkv\"]";
+        /// parameters that are learnt beside the factors; a new head is in any case, and all others are frozen
+        learn: patterns() => |s| Some(&mut s.learn);
+    };
+    let such_as = "a table such as { rank = 8, alpha = 16, on = [\"*.qkv\"] }";
+    Section::new("model.lora", such_as, |_| LoraSpec::default(), keys)
+} }
 
 section! { NameRule => {
     let keys = keys! { NameRule;
@@ -82,6 +125,35 @@ pub(super) fn head() -> Type<HeadStart> {
     ])
 }
 
+/// What does not go together with low-rank factors.
+pub(super) fn check_with(job: &Job, c: &Cursor) {
+    let fault = |section: &str, key: &'static str, message: &str, hint: &str| {
+        if let Some(c) = c.inside(section) {
+            c.fault(key, message, hint);
+        }
+    };
+    if job.model.lora.is_none() {
+        if job.output.merge {
+            let message = "`output.merge` is about the factors of `model.lora`, and there are none";
+            fault("output", "merge", message, "leave it out");
+        }
+        return;
+    }
+    if job.train.ema.is_some() {
+        let message = "`train.ema` would keep the whole model once more beside the factors of `model.lora`";
+        fault("train", "ema", message, "leave `train.ema` out");
+    }
+    if job.output.dtype != DType::F32 {
+        let message = "`output.dtype` rounds weights that `model.lora` keeps as they are";
+        fault("output", "dtype", message, "leave it out: f32 is written");
+    }
+    if job.parallel.elastic.is_some() {
+        let message =
+            "`parallel.elastic` does not work with `model.lora`, whose frozen weights lie in one folder";
+        fault("parallel", "elastic", message, "leave `elastic` out, or train with `model.freeze`");
+    }
+}
+
 impl Job {
     /// Which parameters are learnt how.
     pub fn tuning(&self) -> Tuning {
@@ -92,6 +164,13 @@ impl Job {
             lr_scale: group.lr.map_or(1.0, |lr| lr / optimizer.lr),
             weight_decay: group.weight_decay,
         };
-        Tuning { frozen: patterns(&self.model.freeze), groups: self.train.groups.iter().map(group).collect() }
+        let low_rank = self.model.lora.as_ref().map(|lora| LowRank {
+            rank: lora.rank,
+            scale: lora.scale(),
+            on: patterns(&lora.on),
+            learn: patterns(&lora.learn),
+        });
+        let groups = self.train.groups.iter().map(group).collect();
+        Tuning { frozen: patterns(&self.model.freeze), groups, low_rank }
     }
 }

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use polyreme_graph::LowRank;
+
 use super::Family;
 use crate::starting::{filled_in, stars};
 use crate::weights::{Weight, WeightsFile};
@@ -90,6 +92,11 @@ pub(crate) fn to_ours(family: Family, tied: bool, file: &mut WeightsFile) -> Res
         if family.left_out().iter().any(|pattern| stars(pattern, &name).is_some()) {
             continue;
         }
+        // Factors have our names wherever they are.
+        if LowRank::is_factor(&name) {
+            file.weights.push(weight);
+            continue;
+        }
         let Some((row, part, ours)) = found(family, &name) else {
             unknown.push(weight.name);
             continue;
@@ -113,7 +120,7 @@ pub(crate) fn to_ours(family: Family, tied: bool, file: &mut WeightsFile) -> Res
         ));
     }
     let joined = parts.into_iter().map(|(ours, row, parts)| joined(ours, row, parts));
-    file.weights = joined.collect::<Result<_, _>>()?;
+    file.weights.extend(joined.collect::<Result<Vec<_>, _>>()?);
     if let (true, Some((head, table))) = (tied, family.tied()) {
         let same = |name: &str| file.weights.iter().find(|weight| weight.name == name);
         if let (Some(a), Some(b)) = (same(head), same(table))

@@ -10,7 +10,9 @@ use super::Family;
 use super::names::{OutwardTensor, to_theirs, transposed};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensors::TensorSource;
+use crate::low_rank::{Selected, Selection};
 use crate::weights::write_tensors;
+use crate::whole::WholeModel;
 
 /// What is asked of a source at once: sources of several ranks gather it.
 const ASKED: usize = 1 << 20;
@@ -20,19 +22,24 @@ const ASKED: usize = 1 << 20;
 pub struct ModelFile {
     /// Whose names it has, if not ours.
     pub family: Option<Family>,
+    /// Which tensors it has.
+    pub tensors: Selection,
     /// What its header says beside its tensors.
     pub about: Vec<(String, String)>,
 }
 
 impl ModelFile {
-    /// Writes tensors, by name, dims and type, with their numbers, and the counter of batches beside batch norms.
+    /// Writes tensors of a model, by name, dims and type, with their numbers, and the counter of batches beside batch norms.
     pub(crate) fn write(
         &self,
         path: &Path,
+        whole: &WholeModel,
         tensors: &[(&str, &[usize], DType)],
         batches: u64,
         numbers: &(impl TensorSource + ?Sized),
     ) -> Result<(), CheckpointError> {
+        let numbers = &Selected::new(self.tensors, whole, tensors, numbers);
+        let tensors: Vec<_> = numbers.tensors().iter().map(|k| tensors[*k]).collect();
         let Some(family) = self.family else {
             return write_tensors(path, tensors.iter().copied(), Some(batches), &self.about, numbers);
         };

@@ -36,6 +36,8 @@ struct ApartFile {
 #[derive(Debug)]
 pub(crate) struct Apart {
     model: ApartFile,
+    /// All parameters and states, of which checkpoints may leave some out.
+    all: ApartFile,
     /// In the order of [`MOMENT_FILES`].
     moments: Vec<ApartFile>,
     average: ApartFile,
@@ -58,7 +60,8 @@ impl Apart {
             Ok(ApartFile { name, owners: Owners::agree(comm, &tensors, slots)?, tensors })
         };
         Ok(Apart {
-            model: file(MODEL_FILE, whole.all(), &all)?,
+            model: file(MODEL_FILE, whole.saved(), &all)?,
+            all: file(MODEL_FILE, whole.all(), &all)?,
             moments: (moments.iter().zip(MOMENT_FILES).zip(&of_moments))
                 .map(|((tensors, (name, _)), slots)| file(name, tensors.clone(), slots))
                 .collect::<Result<_, _>>()?,
@@ -227,22 +230,24 @@ pub(crate) fn ship_apart(
     }
     let (rank, what) =
         (learner.comm().rank(), if learner.average().is_empty() { Kept::Params } else { Kept::Average });
-    let types = shipped_types(learner.whole(), dtype);
+    let whole = learner.whole().clone();
+    let types = shipped_types(&whole, dtype);
     let (apart, engine) = learner.apart_and_engine();
     let (params, states) = (engine.param_slots(), engine.state_slots());
     let (arenas, comm) = engine.kept_and_writers();
     let of_file = vec![(params, arenas.wide(what)), (states, arenas.wide(Kept::States))];
-    let files = [ServedFile::new(&apart.model.tensors, &apart.model.owners, of_file)];
+    let files = [ServedFile::new(&apart.all.tensors, &apart.all.owners, of_file)];
     if rank > 0 {
         return follow(comm, &files);
     }
     let (ask, requests) = channel();
     let numbers = AskedNumbers { file: 0, ask };
-    let tensors = apart.model.tensors.iter().zip(types);
+    let tensors = apart.all.tensors.iter().zip(types);
     let tensors: Vec<_> = tensors.map(|(t, dtype)| (t.name.as_str(), &t.dims[..], dtype)).collect();
     thread::scope(|scope| {
         // The sender goes with the thread, which ends the serving.
-        let writer = scope.spawn(move || form.write(path, &tensors, batches, &numbers));
+        let whole = &whole;
+        let writer = scope.spawn(move || form.write(path, whole, &tensors, batches, &numbers));
         serve(comm, &files, requests)?;
         match writer.join() {
             Ok(written) => Ok(written?),

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::frozen::FROZEN_FILE;
 use crate::checkpoint::{self, CheckpointError, GivenPath, Loaded, Lock, Manifest, Store};
 use crate::error::TrainError;
 use crate::job::Job;
@@ -215,7 +216,7 @@ fn remove_run(lock: &Lock) -> Result<(), TrainError> {
             disk.remove(&entry.path())?;
         }
     }
-    for file in [record::METRICS, record::REPORT, MODEL_FILE, JOB_FILE] {
+    for file in [record::METRICS, record::REPORT, MODEL_FILE, FROZEN_FILE, JOB_FILE] {
         disk.remove(&folder.join(file))?;
     }
     Ok(())

@@ -21,6 +21,7 @@ pub mod elastic;
 mod files;
 pub mod fit;
 mod folder;
+pub(crate) mod frozen;
 mod judged;
 pub mod kernels;
 mod layer_paths;

@@ -26,7 +26,7 @@ use crate::flush::Flushes;
 use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
-use crate::lower::{step_graph, training_graph};
+use crate::lower::{evaluation_graph, step_graph, training_graph};
 use crate::net::Net;
 use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
@@ -158,6 +158,9 @@ impl Prepared {
                 Net::Model(job.model.model.clone())
             }
         };
+        if job.model.lora.is_some() {
+            job.learn_new_head(&evaluation_graph(&net, &spec, 2, kind)?);
+        }
         let net = net.tuned(job.tuning());
         let order = order(&job, sets.train.as_ref());
         let train = &job.train;

@@ -13,8 +13,9 @@ use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use super::degrees::Degrees;
+use super::frozen::restore_frozen;
 use super::planned_step::PlannedStep;
-use crate::checkpoint::{self, CheckpointError, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
+use crate::checkpoint::{self, CheckpointError, FileEntry, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
 use crate::install::{install, install_file, install_kept, install_numbers};
@@ -83,6 +84,9 @@ pub struct Progress {
     /// What was predicted of the run, if a planner chose how it is split.
     #[serde(default)]
     pub planned: Option<PlannedStep>,
+    /// The file with the frozen parameters of a run whose checkpoints do not have them.
+    #[serde(default)]
+    pub frozen: Option<FileEntry>,
     /// What rank 0's process has taken at most, in MiB, if the system says so.
     #[serde(default)]
     pub peak_mib: Option<f64>,
@@ -139,9 +143,10 @@ impl Tables {
         let engine = learner.engine();
         let n_params = engine.kept(Kept::Params).len();
         let params: Vec<_> = engine.param_slots().into_iter().map(|s| at(s, 0)).collect();
+        let saved = params.iter().filter(|at| !learner.whole().is_apart(&at.name)).cloned();
         let states = engine.state_slots().into_iter().map(|s| at(s, n_params));
         Tables {
-            model: params.iter().cloned().chain(states).collect(),
+            model: saved.chain(states).collect(),
             params: params.into(),
             moments: MOMENT_FILES
                 .map(|(_, what)| engine.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
@@ -230,6 +235,7 @@ pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
 
 /// Brings all ranks to where the checkpoint was, which rank 0 has. Collective.
 pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    restore_frozen(learner, loaded)?;
     restore_weights(learner, loaded)?;
     restore_states(learner, loaded)?;
     let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();

@@ -19,6 +19,7 @@ use super::degrees::{self, Degrees};
 use super::elastic::Undo;
 use super::files::Files;
 use super::folder::{Hold, hold_given};
+use super::frozen::write_frozen;
 use super::kernels;
 use super::prepared::{Prepared, is_of_validation};
 use super::snapshot::{Progress, hand_over, load_weights, restore, restore_weights, start_from};
@@ -33,6 +34,7 @@ use crate::judge::block_samples;
 use crate::learner::{Learner, StepResult};
 use crate::ledger::SampleLedger;
 use crate::loss_scale::LossScale;
+use crate::low_rank::Selection;
 use crate::metrics::{Best, Confusion, Patience};
 use crate::pace::RankShare;
 use crate::pretrained::folder::write_beside;
@@ -219,6 +221,9 @@ impl Run {
         if self.rank == 0 {
             let hold = hold.map_or_else(|| hold_given(folder, resumed.is_some()), Ok)?;
             self.files = Some(Files::open(hold, &self.prepared, &self.learner)?);
+        }
+        if !opening.resumed {
+            self.progress.frozen = write_frozen(folder, &mut self.learner)?;
         }
         let done = self.learner.steps_done();
         if let Some(ledger) = &mut self.progress.ledger {
@@ -520,7 +525,7 @@ impl Run {
             } else if self.files.is_some() {
                 ship(&model, &self.learner, dtype, batches, &form)?;
             }
-            if self.files.is_some() {
+            if self.files.is_some() && form.tensors != Selection::Learnt {
                 write_beside(&self.folder, &self.prepared.job.model)?;
             }
         }
@@ -615,6 +620,7 @@ fn first_progress(prepared: &Prepared) -> Progress {
         cuts: Vec::new(),
         ledger: Some(SampleLedger::default()),
         planned: prepared.planned.clone(),
+        frozen: None,
         peak_mib: None,
     }
 }

@@ -1,12 +1,13 @@
 //! Whether the parameters that a job names are in its network, and what it begins with.
 
 use polyreme_graph::graph::{Graph, Stored};
-use polyreme_graph::{Learning, NamePattern};
+use polyreme_graph::{Learning, LowRank, NamePattern};
 
 use super::prepared::Prepared;
 use crate::about::about;
 use crate::error::TrainError;
 use crate::job::{HeadStart, Job, nearest};
+use crate::low_rank::Selection;
 use crate::lower::training_graph;
 use crate::preparation::Preparation;
 use crate::pretrained::{Family, ModelFile};
@@ -20,6 +21,9 @@ pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
         if !graph.params.iter().any(|p| names(pattern, p)) {
             return Err(unknown("model.freeze", pattern, graph));
         }
+    }
+    if let Some(low) = &tuning.low_rank {
+        check_factors(low, graph)?;
     }
     for pattern in tuning.groups.iter().flat_map(|group| &group.params) {
         let mut named = graph.params.iter().filter(|p| names(pattern, p)).peekable();
@@ -39,6 +43,33 @@ pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
         return Err(TrainError::AllFrozen);
     }
     Ok(())
+}
+
+/// Checks that every pattern of factors names what it should.
+fn check_factors(low: &LowRank, graph: &Graph) -> Result<(), TrainError> {
+    let layers = || graph.params.iter().filter_map(|p| p.name.strip_suffix(LowRank::DOWN)?.strip_suffix('.'));
+    if let Some(pattern) = low.on.iter().find(|pattern| !layers().any(|layer| pattern.matches(layer))) {
+        return Err(unknown("model.lora.on", pattern, graph));
+    }
+    let named = |pattern: &NamePattern| graph.params.iter().any(|p| pattern.matches(&p.name));
+    if let Some(pattern) = low.learn.iter().find(|pattern| !named(pattern)) {
+        return Err(unknown("model.lora.learn", pattern, graph));
+    }
+    Ok(())
+}
+
+impl Job {
+    /// A new head is learnt beside the factors: from here on the job says so by its name. Every graph of a run then agrees on
+    /// what is frozen, also where `resume`, `eval` and `predict` know nothing else of it.
+    pub(super) fn learn_new_head(&mut self, graph: &Graph) {
+        let (HeadStart::New, Some(lora)) = (self.model.head, &mut self.model.lora) else { return };
+        let names: Vec<String> = graph.params.iter().map(|p| p.name.clone()).collect();
+        let new = head_of(&names)
+            .into_iter()
+            .filter(|name| !LowRank::is_factor(name) && !lora.learn.contains(name));
+        let new: Vec<String> = new.collect();
+        lora.learn.extend(new);
+    }
 }
 
 fn unknown(key: &'static str, pattern: &NamePattern, graph: &Graph) -> TrainError {
@@ -66,7 +97,12 @@ impl Prepared {
         let model = &self.job.model.model;
         // A network of the program's own is not the job's.
         let family = Family::of(model).filter(|_| self.net.name() == model.name());
-        ModelFile { family, about: about(&self.job, preparation) }
+        let tensors = match (&self.job.model.lora, self.job.output.merge) {
+            (None, _) => Selection::All,
+            (Some(_), false) => Selection::Learnt,
+            (Some(lora), true) => Selection::Merged { scale: lora.scale() },
+        };
+        ModelFile { family, tensors, about: about(&self.job, preparation) }
     }
 
     /// What the run begins with, if that is not random: the file, and which tensors are new.

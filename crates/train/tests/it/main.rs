@@ -9,6 +9,7 @@ mod flushless;
 mod halves;
 mod learner;
 mod ledger;
+mod lora;
 mod mesh;
 mod moments;
 mod precision;

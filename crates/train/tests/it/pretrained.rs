@@ -31,6 +31,13 @@ pub(crate) struct Reference {
     logits: Samples,
     losses: Vec<f64>,
     frozen_losses: Vec<f64>,
+    lora: LoraReference,
+}
+
+#[derive(Deserialize)]
+struct LoraReference {
+    params: Vec<FilledTensor>,
+    losses: Vec<f64>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +85,17 @@ impl Reference {
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
     }
 
-    fn weights(&self) -> Vec<Weight> {
+    /// The factors that `peft` begins with.
+    pub(crate) fn factors(&self) -> Vec<Weight> {
+        self.lora.params.iter().map(FilledTensor::weight).collect()
+    }
+
+    /// The losses with them.
+    pub(crate) fn lora_losses(&self) -> &[f64] {
+        &self.lora.losses
+    }
+
+    pub(crate) fn weights(&self) -> Vec<Weight> {
         self.params.iter().map(FilledTensor::weight).collect()
     }
 
@@ -139,11 +156,11 @@ impl Reference {
     }
 }
 
-fn save(file: &Path, weights: &[Weight]) {
+pub(crate) fn save(file: &Path, weights: &[Weight]) {
     write_weights(file, &weights.iter().map(Weight::view).collect::<Vec<_>>(), None).unwrap();
 }
 
-fn trained(job: &Job, ranks: usize, folder: &Path) -> Outcome {
+pub(crate) fn trained(job: &Job, ranks: usize, folder: &Path) -> Outcome {
     run(job, Given::default(), ranks, folder, None).unwrap()
 }
 

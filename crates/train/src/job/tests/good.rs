@@ -238,6 +238,7 @@ fn every_key_is_read() {
         keep: 5,
         best: Some("val_loss".into()),
         tensorboard: false,
+        merge: false,
         dtype: DType::F32,
     };
     assert_eq!(job.output, want);

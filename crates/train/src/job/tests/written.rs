@@ -60,7 +60,7 @@ fn whole_files_read_again() {
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh,
-    // a load to follow, a format on the wire, groups, frozen parameters, rules for names and new heads.
+    // a load to follow, a format on the wire, groups, frozen parameters, rules for names, new heads and factors to merge.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
@@ -80,7 +80,9 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load", "wire"]
         .map(|key| parallel.remove(key));
     assert!(newer.iter().all(Option::is_some), "{newer:?}");
-    let dtype = now["output"].as_table_mut().unwrap().remove("dtype");
+    let output = now["output"].as_table_mut().unwrap();
+    let (dtype, merge) = (output.remove("dtype"), output.remove("merge"));
+    assert_eq!(merge, Some(false.into()));
     assert_eq!((loss, dtype, now), (Some("cross_entropy".into()), Some("f32".into()), table(before)));
 }
 
