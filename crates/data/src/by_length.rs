@@ -100,7 +100,14 @@ mod tests {
         std::fs::write(&path, "body,kind\n".to_string() + &(0..n).map(row).collect::<String>()).unwrap();
         let columns = vec!["body".to_string()];
         let tokenizer = Arc::new(TextTokenizer::bytes());
-        let texts = Some(TextColumns { columns, tokenizer, length: 64, times: Vec::new(), tagged: false });
+        let texts = Some(TextColumns {
+            columns,
+            tokenizer,
+            length: 64,
+            times: Vec::new(),
+            tagged: false,
+            typed: false,
+        });
         let table = Table::open(&path, &TableOptions { texts, ..TableOptions::default() }).unwrap();
         let times = choose_times(table.lengths(), 3);
         assert_eq!(times.len(), 3, "{times:?}");

@@ -196,7 +196,10 @@ impl Transform {
                 }
             }
             (&Features::Texts { vocab, padding, .. }, SlotValues::I32(x), Values::I32(values)) => {
-                let is_token = |&&id: &&i32| usize::try_from(id).is_ok_and(|id| id < vocab && id != padding);
+                // Of the second text of a pair, where that is told: `-1 - id`.
+                let plain = |id: i32| if id < 0 { -1 - id } else { id };
+                let is_token =
+                    |&&id: &&i32| usize::try_from(plain(id)).is_ok_and(|id| id < vocab && id != padding);
                 if let Some(id) = values.iter().find(|id| !is_token(id)) {
                     return wrong(format!(
                         "sample {idx} has the id {id}, which is not a token's: those are in 0..{vocab} without {padding}"

@@ -8,7 +8,9 @@
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::op::Cell;
 use polyreme_graph::{DType, Precision, differentiate};
-use polyreme_nn::model::{EncoderClassifier, RecurrentClassifier, Stack, StackInput, StackLayer};
+use polyreme_nn::model::{
+    Bert, EncoderClassifier, Pooling, RecurrentClassifier, Stack, StackInput, StackLayer,
+};
 use polyreme_nn::{Model, TraceOptions};
 
 const VOCAB: usize = 13;
@@ -107,6 +109,12 @@ fn models(pad: usize) -> Vec<(String, Model, Model)> {
     };
     let padded = EncoderClassifier { padding: Some(pad), ..encoder };
     all.push(("encoder".into(), Model::Encoder(padded), Model::Encoder(encoder)));
+    for pooling in [Pooling::First, Pooling::Mean] {
+        let (width, heads, hidden, layers) = (16, 2, 24, 2);
+        let bert = Bert { vocab, context, classes, width, heads, hidden, layers, pooling, ..Bert::default() };
+        let padded = Bert { padding: Some(pad), ..bert.clone() };
+        all.push((format!("bert, {pooling:?}"), Model::Bert(padded), Model::Bert(bert)));
+    }
     for cell in [Cell::Lstm, Cell::Gru] {
         for bidirectional in [false, true] {
             let plain = RecurrentClassifier {

@@ -25,6 +25,9 @@ pub struct Preparation {
     /// The digest of that file, where ids must be those of the same tokenizer later.
     #[serde(default)]
     pub tokenizer_digest: Option<String>,
+    /// Whether tokens of the second text of a pair are told from those of the first.
+    #[serde(default)]
+    pub types: bool,
     /// Whether classes are those of words, and not of samples.
     #[serde(default)]
     pub tags: bool,
@@ -135,6 +138,7 @@ impl Preparation {
             std,
             tokenizer,
             tokenizer_digest: None,
+            types: false,
             tags: matches!(spec.target, Target::Tags { .. }),
             columns,
             label,
@@ -165,6 +169,11 @@ impl Preparation {
     /// The same for texts whose tokenizer's file has this digest.
     pub fn with_tokenizer_digest(self, tokenizer_digest: Option<String>) -> Preparation {
         Preparation { tokenizer_digest, ..self }
+    }
+
+    /// The same for texts that are pairs whose tokens have types.
+    pub fn with_types(self, types: bool) -> Preparation {
+        Preparation { types, ..self }
     }
 
     /// The columns of the table that was trained on.

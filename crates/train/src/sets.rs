@@ -44,6 +44,8 @@ pub struct Sets {
     pub tokenizer: Option<PathBuf>,
     /// The digest of that file, if texts with labels are made of its tokens.
     pub tokenizer_digest: Option<String>,
+    /// Whether tokens of the second text of a pair are told from those of the first.
+    pub types: bool,
     /// The names of a table's columns.
     pub columns: Columns,
     /// As what they are read, if they are not all numbers.
@@ -67,6 +69,7 @@ impl Sets {
             test: None,
             tokenizer: None,
             tokenizer_digest: None,
+            types: false,
             columns: Columns::default(),
             schema: None,
             like_ids: Vec::new(),
@@ -208,7 +211,7 @@ fn open_source(
                 let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
                 join(parts.collect::<Result<Vec<_>, _>>()?, paths)
             };
-            let stored = options.stored;
+            let (stored, types) = (options.stored, options.texts.as_ref().is_some_and(|texts| texts.typed));
             let sets = Sets {
                 columns,
                 schema,
@@ -217,6 +220,7 @@ fn open_source(
                 texts: found,
                 tokenizer: tokenizer.clone(),
                 tokenizer_digest,
+                types,
                 ..both(train, test_paths.as_ref().map(open).transpose()?)
             };
             with_files(

@@ -24,6 +24,8 @@ pub struct StartingWeights<'a> {
     head: HeadStart,
     /// Whose names the file may have, and whether the model's head is its table of tokens.
     family: Option<(Family, bool)>,
+    /// A layer that the file may have and the model does not.
+    unused: Option<&'static str>,
 }
 
 /// What is taken of such a file.
@@ -37,7 +39,7 @@ pub(crate) struct Taken {
 impl<'a> StartingWeights<'a> {
     /// A file with the model's names and all of its tensors.
     pub fn file(path: &'a Path) -> StartingWeights<'a> {
-        StartingWeights { path: path.into(), rules: &[], head: HeadStart::File, family: None }
+        StartingWeights { path: path.into(), rules: &[], head: HeadStart::File, family: None, unused: None }
     }
 
     /// Those that a model names, if it does.
@@ -46,7 +48,8 @@ impl<'a> StartingWeights<'a> {
         let path = model.weights.as_deref().map(Cow::Borrowed).or_else(of_folder)?;
         let tied = matches!(&model.model, Model::Gpt2(m) if m.tied);
         let family = Family::of(&model.model).map(|family| (family, tied));
-        Some(StartingWeights { path, rules: &model.map, head: model.head, family })
+        let unused = matches!(&model.model, Model::Bert(m) if !m.has_pooler()).then_some("pooler.");
+        Some(StartingWeights { path, rules: &model.map, head: model.head, family, unused })
     }
 
     /// The file.
@@ -63,6 +66,9 @@ impl<'a> StartingWeights<'a> {
         renamed(&mut file, self.rules).map_err(wrong)?;
         if let Some((family, tied)) = self.family {
             names::to_ours(family, tied, &mut file).map_err(wrong)?;
+        }
+        if let Some(layer) = self.unused {
+            file.weights.retain(|w| !w.name.starts_with(layer));
         }
         let names: Vec<String> = model[..n_params].iter().map(|t| t.name.clone()).collect();
         let new = match self.head {

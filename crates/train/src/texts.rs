@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use polyreme_data::table::{LENGTH, Table, TextChoice, TextColumns, choose_times};
 use polyreme_data::{DataError, TextTokenizer};
+use polyreme_nn::Model;
 
 use crate::error::TrainError;
 use crate::job::Job;
@@ -30,8 +31,9 @@ pub(crate) fn to_train(job: &Job, choice: &TextChoice) -> Result<Option<TextColu
         );
         return Err(DataError::Setting { why }.into());
     }
-    checked(TextColumns { columns: choice.columns.clone(), tokenizer, length, times: Vec::new(), tagged })
-        .map(Some)
+    let columns = choice.columns.clone();
+    let typed = columns.len() > 1 && matches!(&job.model.model, Model::Bert(m) if m.types > 1);
+    checked(TextColumns { columns, tokenizer, length, times: Vec::new(), tagged, typed }).map(Some)
 }
 
 /// The texts of a model that was trained on some; `None` if it was not.
@@ -57,8 +59,8 @@ pub fn to_use(choice: &TextChoice, trained: &Preparation) -> Result<Option<TextC
     };
     let length = times.last().copied().unwrap_or(1);
     let tokenizer = Arc::new(tokenizer(path)?);
-    let tagged = trained.tags;
-    let texts = TextColumns { columns, tokenizer, length, times: times.clone(), tagged };
+    let (tagged, typed) = (trained.tags, trained.types);
+    let texts = TextColumns { columns, tokenizer, length, times: times.clone(), tagged, typed };
     match texts.vocab() == *vocab {
         true => Ok(Some(texts)),
         false => {

@@ -10,6 +10,9 @@
 //! Where every word has a label (a tag), the column has words: a JSON list, or words between spaces. A tag sits on the first token of its word;
 //! other tokens, and special ones, have the label [`IGNORED`] and count for nothing.
 //!
+//! A model may know which of two texts a token is in (BERT's types): tokens of the second one are then `-1 - id`, so that there is still one
+//! number for each token all the way to the model.
+//!
 //! Ids: those of the tokenizer come first; then, if it has none, the padding; then, if it is needed, what stands between texts.
 
 use std::path::PathBuf;
@@ -65,13 +68,17 @@ pub struct TextColumns {
     pub times: Vec<usize>,
     /// Whether the label's column has a tag for each word.
     pub tagged: bool,
+    /// Whether tokens of the second text of a pair are told from those of the first: then they are `-1 - id`.
+    pub typed: bool,
 }
 
 impl PartialEq for TextColumns {
     fn eq(&self, other: &TextColumns) -> bool {
         let same = Arc::ptr_eq(&self.tokenizer, &other.tokenizer);
-        let own =
-            |texts: &TextColumns| (texts.columns.clone(), texts.length, texts.times.clone(), texts.tagged);
+        let own = |texts: &TextColumns| {
+            let TextColumns { columns, length, times, tagged, typed, .. } = texts.clone();
+            (columns, length, times, tagged, typed)
+        };
         same && own(self) == own(other)
     }
 }
@@ -162,10 +169,14 @@ impl TextColumns {
                 let cut = shorten(&mut parts, room);
                 // The separator is below 2^31: it is a size of a table in memory.
                 let ids = if nothing { Vec::new() } else { parts.join(&(self.separator() as i32)) };
-                SampleTokens { ids, cut, firsts: Vec::new() }
+                SampleTokens { ids, cut, second: None, firsts: Vec::new() }
             }
         };
-        self.checked(tokens, row, fields[0])
+        let mut tokens = self.checked(tokens, row, fields[0])?;
+        if let (true, Some(second)) = (self.typed, tokens.second) {
+            tokens.ids[second..].iter_mut().for_each(|id| *id = -1 - *id);
+        }
+        Ok(tokens)
     }
 
     /// The tokens of a row's words, cut to the longest that there may be, and the words.

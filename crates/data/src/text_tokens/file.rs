@@ -73,7 +73,8 @@ impl FileTokenizer {
         let mut parts = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?.into_iter();
         let (Some(first), second) = (parts.next(), parts.next()) else { return Ok(SampleTokens::default()) };
         let (encoding, cut) = self.around(first, second, length)?;
-        Ok(SampleTokens { ids: self.ids(&encoding)?, cut, firsts: Vec::new() })
+        let second = encoding.get_type_ids().iter().position(|kind| *kind > 0);
+        Ok(SampleTokens { ids: self.ids(&encoding)?, cut, second, firsts: Vec::new() })
     }
 
     pub(super) fn words(&self, words: &[&str], length: usize) -> Result<SampleTokens, String> {
@@ -88,7 +89,7 @@ impl FileTokenizer {
         }
         let ids = self.ids(&encoding)?;
         forget_cut(&mut firsts, ids.len());
-        Ok(SampleTokens { ids, cut, firsts })
+        Ok(SampleTokens { ids, cut, second: None, firsts })
     }
 
     /// One text or two with special tokens, cut to `length`, and whether they were. Nothing around nothing.

@@ -38,6 +38,8 @@ pub struct SampleTokens {
     pub ids: Vec<i32>,
     /// Whether some had no room and were left out.
     pub cut: bool,
+    /// Of a pair with special tokens: where the second text begins, with everything after it. Elsewhere `None`.
+    pub second: Option<usize>,
     /// Of words: the place of the first token of each, if it has one that was not cut. Empty for texts.
     pub firsts: Vec<Option<usize>>,
 }

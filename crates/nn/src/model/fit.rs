@@ -128,7 +128,7 @@ impl Model {
             Model::Lenet(_) => &["channels", "image", "classes"],
             Model::Cnn(_) | Model::AlexNet(_) | Model::ResNet(_) => &["channels", "classes"],
             Model::Gpt(_) | Model::Gpt2(_) => &["vocab", "context"],
-            Model::Recurrent(_) | Model::Encoder(_) => &["vocab", "context", "classes"],
+            Model::Recurrent(_) | Model::Encoder(_) | Model::Bert(_) => &["vocab", "context", "classes"],
             Model::Layers(_) => &["input", "classes"],
         }
     }
@@ -219,7 +219,8 @@ impl Model {
                 Model::Recurrent(super::RecurrentClassifier {
                     vocab: v, context: c, padding: p, tags, ..
                 })
-                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, padding: p, tags, .. }),
+                | Model::Encoder(super::EncoderClassifier { vocab: v, context: c, padding: p, tags, .. })
+                | Model::Bert(super::Bert { vocab: v, context: c, padding: p, tags, .. }),
                 Sample::Ids { vocab, time } | Sample::Texts { vocab, time, .. },
             ) if answer != Answer::NextId => {
                 *tags = matches!(answer, Answer::Tags { .. });
@@ -230,7 +231,7 @@ impl Model {
                 set_ids(v, c, vocab, time, open("vocab"), open("context"))?;
                 fitted.time = Some(time);
             }
-            (Model::Recurrent(_) | Model::Encoder(_), _) => {
+            (Model::Recurrent(_) | Model::Encoder(_) | Model::Bert(_), _) => {
                 return kind("token ids with a class a sequence, or a tag a word");
             }
         }
@@ -266,6 +267,7 @@ impl Model {
             Model::ResNet(m) => Some(&mut m.classes),
             Model::Recurrent(m) => Some(&mut m.classes),
             Model::Encoder(m) => Some(&mut m.classes),
+            Model::Bert(m) => Some(&mut m.classes),
             Model::Gpt(_) | Model::Gpt2(_) | Model::Layers(_) => None,
         }
     }
@@ -407,7 +409,7 @@ mod tests {
             let mut model = Model::by_name(name).unwrap();
             let (sample, answer) = match &model {
                 Model::Gpt(_) | Model::Gpt2(_) => (TEXT, Answer::NextId),
-                Model::Recurrent(_) | Model::Encoder(_) => (TEXT, TEN),
+                Model::Recurrent(_) | Model::Encoder(_) | Model::Bert(_) => (TEXT, TEN),
                 Model::Mlp(_) => (Sample::Row { width: 30 }, TEN),
                 _ => (Sample::Image { channels: 2, height: 64, width: 70 }, TEN),
             };

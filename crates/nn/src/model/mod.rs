@@ -5,6 +5,7 @@
 //! the loss. Definitions and names of parameters are those of `references/models.py`, written for PyTorch.
 
 mod alexnet;
+mod bert;
 mod cnn;
 mod encoder;
 mod fit;
@@ -22,6 +23,7 @@ mod references;
 mod tests;
 
 pub use alexnet::AlexNet;
+pub use bert::{Bert, Pooling};
 pub use cnn::Cnn;
 pub use encoder::EncoderClassifier;
 pub use fit::{Answer, FitError, Fitted, Sample};
@@ -51,6 +53,8 @@ pub enum Model {
     Gpt(Gpt),
     /// The decoder-only transformer GPT-2.
     Gpt2(Gpt2),
+    /// The encoder-only transformer BERT.
+    Bert(Bert),
     /// torchvision's AlexNet.
     AlexNet(AlexNet),
     /// torchvision's ResNets.
@@ -111,12 +115,13 @@ pub struct UnknownModel {
 
 impl Model {
     /// The names that [`Model::by_name`] knows.
-    pub const NAMES: [&str; 19] = [
+    pub const NAMES: [&str; 20] = [
         "mlp",
         "lenet",
         "cnn",
         "gpt",
         "gpt2",
+        "bert",
         "alexnet",
         "resnet18",
         "resnet34",
@@ -145,6 +150,7 @@ impl Model {
             "cnn" => Model::Cnn(Cnn::default()),
             "gpt" => Model::Gpt(Gpt::default()),
             "gpt2" => Model::Gpt2(Gpt2::default()),
+            "bert" => Model::Bert(Bert::default()),
             "alexnet" => Model::AlexNet(AlexNet::default()),
             "resnet18" => resnet(Depth::D18, Stem::ImageNet),
             "resnet34" => resnet(Depth::D34, Stem::ImageNet),
@@ -171,6 +177,7 @@ impl Model {
             Model::Cnn(_) => "cnn",
             Model::Gpt(_) => "gpt",
             Model::Gpt2(_) => "gpt2",
+            Model::Bert(_) => "bert",
             Model::AlexNet(_) => "alexnet",
             Model::ResNet(m) => match (m.depth, m.stem) {
                 (Depth::D18, Stem::ImageNet) => "resnet18",
@@ -213,6 +220,7 @@ impl Model {
             Model::ResNet(m) => image(m.channels, m.stem.image()),
             Model::Gpt(m) => ids(m.context),
             Model::Gpt2(m) => ids(m.context),
+            Model::Bert(m) => ids(m.context),
             Model::Recurrent(m) => ids(m.context),
             Model::Encoder(m) => ids(m.context),
             Model::Layers(m) => m.input(options),
@@ -224,7 +232,8 @@ impl Model {
         match self {
             Model::Gpt(m) => options.batch * options.time.unwrap_or(m.context),
             Model::Recurrent(RecurrentClassifier { context, tags: true, .. })
-            | Model::Encoder(EncoderClassifier { context, tags: true, .. }) => {
+            | Model::Encoder(EncoderClassifier { context, tags: true, .. })
+            | Model::Bert(Bert { context, tags: true, .. }) => {
                 options.batch * options.time.unwrap_or(*context)
             }
             Model::Gpt2(m) => options.batch * options.time.unwrap_or(m.context),
@@ -244,6 +253,7 @@ impl Model {
             Model::Cnn(m) => m.classes,
             Model::Gpt(m) => m.vocab,
             Model::Gpt2(m) => m.vocab,
+            Model::Bert(m) => m.classes,
             Model::AlexNet(m) => m.classes,
             Model::ResNet(m) => m.classes,
             Model::Recurrent(m) => m.classes,
@@ -260,6 +270,7 @@ impl Model {
             Model::Cnn(m) => m.logits(b, x, training),
             Model::Gpt(m) => m.logits(b, x, training),
             Model::Gpt2(m) => m.logits(b, x, training),
+            Model::Bert(m) => m.logits(b, x, training),
             Model::AlexNet(m) => m.logits(b, x, training),
             Model::ResNet(m) => m.logits(b, x, training),
             Model::Recurrent(m) => m.logits(b, x, training),

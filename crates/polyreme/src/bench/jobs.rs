@@ -187,6 +187,7 @@ impl BenchJob {
         match &mut self.net {
             Net::Model(Model::Gpt(m)) => m.context = context,
             Net::Model(Model::Gpt2(m)) => m.context = context,
+            Net::Model(Model::Bert(m)) => m.context = context,
             Net::Model(Model::Encoder(m)) => m.context = context,
             Net::Model(Model::Recurrent(m)) => m.context = context,
             _ => {
@@ -279,6 +280,7 @@ fn made_for(model: &Model, loss: LossKind) -> Spec {
     let vocab = match model {
         Model::Gpt(m) => m.vocab,
         Model::Gpt2(m) => m.vocab,
+        Model::Bert(m) => m.vocab,
         Model::Recurrent(m) => m.vocab,
         Model::Encoder(m) => m.vocab,
         Model::Layers(m) => match m.input {

@@ -61,6 +61,7 @@ impl ModelSpec {
         match &self.model {
             Model::Gpt(m) => Some(m.context),
             Model::Gpt2(m) => Some(m.context),
+            Model::Bert(m) => Some(m.context),
             Model::Recurrent(m) => Some(m.context),
             Model::Encoder(m) => Some(m.context),
             Model::Layers(m) => match m.input {
@@ -95,7 +96,7 @@ impl ModelSpec {
             {
                 let advice = match key {
                     "vocab" => "take the tokenizer that belongs to the model",
-                    _ => "the model's weights have no more; make `data.context` smaller",
+                    _ => "the model's weights have no more; make `data.context` or `data.length` smaller",
                 };
                 FitError::Differs { key, said, found, advice }
             }

@@ -1,7 +1,7 @@
 //! `[model]`: one of the reference models with its sizes, or a list of layers.
 
 use polyreme_graph::builder::ACTIVATIONS;
-use polyreme_nn::model::{Stack, StackInput, StackLayer};
+use polyreme_nn::model::{Pooling, Stack, StackInput, StackLayer};
 use polyreme_nn::{Model, TraceOptions};
 
 use super::cursor::{At, Cursor};
@@ -13,7 +13,7 @@ use super::shape::Bounds;
 use super::spec::ModelSpec;
 use super::tree::{TreeNode, Value};
 use super::tuning::{HeadStart, head, patterns};
-use super::types::{Type, flag, list, maybe, name_of, pair, path, single, table, whole};
+use super::types::{Type, flag, list, maybe, name_of, one_of, pair, path, single, table, whole};
 use crate::pretrained::Family;
 
 /// Widths, channels and vocabularies. With the other limits, no product of sizes overflows.
@@ -26,13 +26,24 @@ pub(super) const SIDE_MAX: u64 = 1 << 12;
 pub(super) const CONTEXT_MAX: u64 = 1 << 16;
 /// Layers of a model that has a number of them.
 const LAYERS_MAX: u64 = 1 << 10;
+/// Types of tokens.
+const TYPES_MAX: u64 = 1 << 10;
 /// Numbers in a row.
 const INPUTS_MAX: u64 = 1 << 28;
 
 impl ModelSpec {
-    /// The sizes that the folder of a model has, as job files name them.
-    pub const FOLDER_KEYS: [&str; 8] =
-        ["layers", "width", "heads", "vocab", "context", "activation", "eps", "tied"];
+    /// The sizes that the folder of a model has, as job files name them; none for a model that is of no family.
+    pub fn folder_keys(&self) -> &'static [&'static str] {
+        match Family::of(&self.model) {
+            Some(Family::Gpt2) => {
+                &["layers", "width", "heads", "vocab", "context", "activation", "eps", "tied"]
+            }
+            Some(Family::Bert) => {
+                &["layers", "width", "heads", "hidden", "vocab", "context", "types", "activation", "eps"]
+            }
+            None => &[],
+        }
+    }
 
     /// Whether sizes are to be taken from a folder.
     pub(crate) fn is_of_folder(&self) -> bool {
@@ -64,6 +75,8 @@ fn kinds() -> Vec<Kind<ModelSpec>> {
         "gpt" => named;
         /// GPT-2: the same with one table for tokens and the last layer, of the sizes given or from a folder of Hugging Face's
         "gpt2" => named;
+        /// BERT: an encoder whose head reads the first token, or each token for tags; of the sizes given or from a folder of Hugging Face's
+        "bert" => named;
         /// torchvision's AlexNet, for images of 63x63 or more
         "alexnet" => named;
         /// torchvision's ResNets
@@ -89,6 +102,10 @@ fn keys() -> Vec<Key<ModelSpec>> {
     let channels = || whole(1..=CHANNELS_MAX);
     let widths = |most| list(whole(1..=most), &[], "an array of whole numbers");
     let activation = name_of(ACTIVATIONS.map(|(name, _)| name));
+    let pooling = one_of([
+        ("first", Pooling::First, "the first token, through a layer with a tanh, as BERT does"),
+        ("mean", Pooling::Mean, "the mean of all tokens, as models of sentences do"),
+    ]);
     let is_list = |s: &mut ModelSpec| matches!(s.model, Model::Layers(_));
     keys! { ModelSpec;
         /// the folder of a model of Hugging Face's: `config.json` has the sizes, `model.safetensors` the weights to start from, and
@@ -107,7 +124,7 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// low-rank factors beside frozen weights; only they are learnt, exchanged, and saved in checkpoints
         lora: maybe(table()) => |s| Some(&mut s.lora);
         /// how many layers
-        layers: n_layers() => field!(layers of Gpt | Gpt2 | Recurrent | Encoder);
+        layers: n_layers() => field!(layers of Gpt | Gpt2 | Bert | Recurrent | Encoder);
         /// the layers, see below
         layers: layers(true) => listed_of, take_listed;
             only is_list; needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
@@ -120,9 +137,9 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// the width of the state
         hidden: channels() => field!(hidden of Recurrent);
         /// the width between the two linear layers of each encoder layer
-        hidden: channels() => field!(hidden of Encoder);
+        hidden: channels() => field!(hidden of Bert | Encoder);
         /// the activation between layers
-        activation: activation => field!(activation of Mlp | Gpt2);
+        activation: activation => field!(activation of Mlp | Gpt2 | Bert);
         /// the channels of images
         channels: channels() => field!(channels of Lenet | Cnn | AlexNet | ResNet); or "from the data";
         /// the size of images
@@ -130,14 +147,14 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// the channels of each pair of convolutions
         widths: widths(CHANNELS_MAX) => field!(widths of Cnn);
         /// the length of each token's vector
-        width: channels() => field!(width of Gpt | Gpt2 | Recurrent | Encoder);
+        width: channels() => field!(width of Gpt | Gpt2 | Bert | Recurrent | Encoder);
         /// attention heads; must divide `width`
-        heads: channels() => field!(heads of Gpt | Gpt2 | Encoder);
+        heads: channels() => field!(heads of Gpt | Gpt2 | Bert | Encoder);
         /// how many tokens there are
-        vocab: whole(1..=WIDTH_MAX) => field!(vocab of Gpt | Gpt2 | Recurrent | Encoder); or "from the data";
+        vocab: whole(1..=WIDTH_MAX) => field!(vocab of Gpt | Gpt2 | Bert | Recurrent | Encoder); or "from the data";
         /// the longest sequence, in tokens
-        context: whole(1..=CONTEXT_MAX) => field!(context of Gpt | Gpt2 | Recurrent | Encoder);
-            or "from the data, or else 256 (gpt), 1024 (gpt2), 20 (lstm, gru, bilstm, bigru), 32 (encoder)";
+        context: whole(1..=CONTEXT_MAX) => field!(context of Gpt | Gpt2 | Bert | Recurrent | Encoder);
+            or "from the data, or else 256 (gpt), 1024 (gpt2), 512 (bert), 20 (lstm, gru, bilstm, bigru), 32 (encoder)";
         /// how many tokens there are, for ids; together with `context`
         vocab: whole(1..=WIDTH_MAX) => |s| ids(s).map(|(vocab, _)| vocab), |s, n| set_ids(s, Some(n), None);
             only is_list; or "from the data";
@@ -145,13 +162,17 @@ fn keys() -> Vec<Key<ModelSpec>> {
         context: whole(1..=CONTEXT_MAX) => |s| ids(s).map(|(_, context)| context), |s, n| set_ids(s, None, Some(n));
             only is_list; or "from the data, or else 256";
         /// the share dropped in training
-        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | Gpt2 | AlexNet | Recurrent | Encoder);
+        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | Gpt2 | Bert | AlexNet | Recurrent | Encoder);
         /// what is added to the variance in layer norms
-        eps: single(Bounds::POSITIVE) => field!(eps of Gpt2);
+        eps: single(Bounds::POSITIVE) => field!(eps of Gpt2 | Bert);
+        /// how many types of tokens there are: two tell the texts of a pair apart
+        types: whole(1..=TYPES_MAX) => field!(types of Bert);
+        /// what the head of a text reads
+        pooling: pooling => field!(pooling of Bert);
         /// whether the last layer is the table of token vectors
         tied: flag() => field!(tied of Gpt2);
         /// how many classes; if given, the labels of a table are taken as classes however many there are
-        classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Lenet | Cnn | AlexNet | ResNet | Recurrent | Encoder);
+        classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Lenet | Cnn | Bert | AlexNet | ResNet | Recurrent | Encoder);
             or "from the data";
         /// how many classes: the outputs of the last layer, if that leaves them open
         classes: whole(1..=WIDTH_MAX) => |_| None, |s, n| if let Some(m) = stack(s) { m.set_classes(n) };
@@ -234,6 +255,7 @@ fn check(spec: &mut ModelSpec, c: &Cursor) {
     let heads = match &spec.model {
         Model::Gpt(m) => Some((m.heads, m.width)),
         Model::Gpt2(m) => Some((m.heads, m.width)),
+        Model::Bert(m) => Some((m.heads, m.width)),
         Model::Encoder(m) => Some((m.heads, m.width)),
         _ => None,
     };
@@ -264,14 +286,19 @@ fn check(spec: &mut ModelSpec, c: &Cursor) {
 
 /// The sizes of a folder: all from there, or all given, as in the job of a run that began with it.
 fn check_folder(spec: &mut ModelSpec, c: &Cursor) {
+    let keys = spec.folder_keys();
     let given = |key: &&&str| c.has(key);
-    let first = ModelSpec::FOLDER_KEYS.iter().find(given);
-    let all = ModelSpec::FOLDER_KEYS.iter().all(|key| c.has(key));
+    let first = keys.iter().find(given);
+    let all = keys.iter().all(|key| c.has(key));
     if let (Some(key), false) = (first, all) {
         let message = format!("`model.{key}` is given, and the sizes are in the folder `model.path`");
         c.fault(key, message, "leave it out");
     }
-    spec.from_data = if all { Vec::new() } else { ModelSpec::FOLDER_KEYS.map(String::from).into() };
+    // What the folder does not have stays with the data.
+    spec.from_data.retain(|key| !keys.contains(&key.as_str()));
+    if !all {
+        spec.from_data.splice(0..0, keys.iter().map(|key| key.to_string()));
+    }
     if spec.weights.is_some() {
         let message = "`model.path` and `model.weights` are both given, and both have weights";
         c.fault("weights", message, "remove one of the two");

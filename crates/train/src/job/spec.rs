@@ -35,7 +35,7 @@ pub struct ModelSpec {
     /// The network, with the file's sizes and defaults elsewhere.
     pub model: Model,
     /// Sizes that the file did not give, to be taken from the data: any of `inputs`, `channels`, `image`, `classes`,
-    /// `vocab`, `context`, `input` (of a list of layers); or, with a folder, all of [`ModelSpec::FOLDER_KEYS`] from there.
+    /// `vocab`, `context`, `input` (of a list of layers); or, with a folder, all of [`ModelSpec::folder_keys`] from there.
     pub from_data: Vec<String>,
     /// The folder of a model of Hugging Face's, with sizes and weights.
     pub path: Option<PathBuf>,

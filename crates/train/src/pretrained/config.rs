@@ -4,8 +4,8 @@
 //! a matter of training, so the job says it.
 
 use polyreme_nn::Model;
-use polyreme_nn::model::Gpt2;
-use serde_json::{Value, json};
+use polyreme_nn::model::{Bert, Gpt2, Pooling};
+use serde_json::{Map, Value, json};
 
 use super::Family;
 
@@ -37,6 +37,7 @@ pub(crate) fn read(family: Family, config: &Value) -> Result<Model, String> {
     let config = Config(config);
     match family {
         Family::Gpt2 => gpt2(&config).map(Model::Gpt2),
+        Family::Bert => bert(&config).map(Model::Bert),
     }
 }
 
@@ -56,6 +57,26 @@ pub(crate) fn write(model: &Model, before: Option<&Value>) -> Option<Value> {
             "layer_norm_epsilon": short(m.eps),
             "tie_word_embeddings": m.tied,
         }),
+        Model::Bert(m) => json!({
+            "architectures": [match (m.tags, m.pooling) {
+                (true, _) => "BertForTokenClassification",
+                (false, Pooling::First) => "BertForSequenceClassification",
+                // A head on a mean is no class of `transformers`: the body is.
+                (false, Pooling::Mean) => "BertModel",
+            }],
+            "model_type": Family::Bert.name(),
+            "vocab_size": m.vocab,
+            "hidden_size": m.width,
+            "num_attention_heads": m.heads,
+            "num_hidden_layers": m.layers,
+            "intermediate_size": m.hidden,
+            "max_position_embeddings": m.context,
+            "type_vocab_size": m.types,
+            "hidden_act": theirs(&m.activation)?,
+            "layer_norm_eps": short(m.eps),
+            "id2label": (0..m.classes).map(|k| (k.to_string(), json!(format!("LABEL_{k}")))).collect::<Map<_, _>>(),
+            "label2id": (0..m.classes).map(|k| (format!("LABEL_{k}"), json!(k))).collect::<Map<_, _>>(),
+        }),
         _ => return None,
     };
     let mut all = before.filter(|before| before.is_object()).cloned().unwrap_or_else(|| json!({}));
@@ -63,8 +84,12 @@ pub(crate) fn write(model: &Model, before: Option<&Value>) -> Option<Value> {
         for (key, value) in own {
             // Two names of one function, or an absent key that means its default, stay as they were.
             let keeps = match all.get(&key) {
-                Some(before) if key == "activation_function" => {
+                Some(before) if key == "activation_function" || key == "hidden_act" => {
                     before.as_str().and_then(ours) == value.as_str().and_then(ours)
+                }
+                // Names of as many classes.
+                Some(before) if key == "id2label" || key == "label2id" => {
+                    before.as_object().map(Map::len) == value.as_object().map(Map::len)
                 }
                 Some(_) => key == "n_inner",
                 None => false,
@@ -176,6 +201,33 @@ fn gpt2(config: &Config) -> Result<Gpt2, String> {
     })
 }
 
+fn bert(config: &Config) -> Result<Bert, String> {
+    let usual = Bert::default();
+    let width = config.size("hidden_size", usual.width)?;
+    let heads = config.size("num_attention_heads", usual.heads)?;
+    heads_divide(heads, width, ["num_attention_heads", "hidden_size"])?;
+    config.usual("is_decoder", false)?;
+    config.usual("add_cross_attention", false)?;
+    let positions = &config.0["position_embedding_type"];
+    if !positions.is_null() && positions != "absolute" {
+        return Err(format!(
+            "`position_embedding_type` is {positions}, which is not supported; only \"absolute\" is"
+        ));
+    }
+    Ok(Bert {
+        vocab: config.size("vocab_size", usual.vocab)?,
+        width,
+        heads,
+        hidden: config.size("intermediate_size", usual.hidden)?,
+        layers: config.size("num_hidden_layers", usual.layers)?,
+        context: config.size("max_position_embeddings", usual.context)?,
+        types: config.size("type_vocab_size", usual.types)?,
+        activation: config.activation("hidden_act", "gelu")?,
+        eps: config.eps("layer_norm_eps", usual.eps)?,
+        ..usual
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,6 +246,34 @@ mod tests {
         let written = write(&model, Some(&before)).unwrap();
         assert_eq!(written["activation_function"], json!("gelu_pytorch_tanh"));
         assert_eq!(read(Family::Gpt2, &written).unwrap(), model);
+    }
+
+    #[test]
+    fn sizes_of_bert_are_read_and_written() {
+        let given = json!({ "model_type": "bert", "hidden_size": 32, "num_attention_heads": 4, "layer_norm_eps": 1e-12 });
+        let model = read(Family::Bert, &given).unwrap();
+        let want = Bert { width: 32, heads: 4, ..Bert::default() };
+        assert_eq!(model, Model::Bert(want.clone()));
+        let before = json!({ "pad_token_id": 0, "id2label": { "0": "ham", "1": "spam" }, "label2id": { "ham": 0, "spam": 1 } });
+        let written = write(&model, Some(&before)).unwrap();
+        assert_eq!(read(Family::Bert, &written).unwrap(), model);
+        assert_eq!((&written["pad_token_id"], &written["id2label"]["1"]), (&json!(0), &json!("spam")));
+        // Names of other classes go.
+        let other = Model::Bert(Bert { classes: 3, tags: true, ..want });
+        let written = write(&other, Some(&before)).unwrap();
+        assert_eq!(written["id2label"].as_object().map(Map::len), Some(3));
+        assert_eq!(written["architectures"], json!(["BertForTokenClassification"]));
+        let check = |key: &str, value: Value, want: &str| {
+            let mut config = given.clone();
+            config[key] = value;
+            let said = read(Family::Bert, &config).unwrap_err();
+            assert!(said.contains(want) && said.contains(key), "{said}");
+        };
+        check("model_type", json!("roberta"), "\"bert\"");
+        check("num_attention_heads", json!(5), "does not divide");
+        check("position_embedding_type", json!("relative_key"), "absolute");
+        check("hidden_act", json!("mish"), "gelu");
+        check("is_decoder", json!(true), "only false");
     }
 
     #[test]

@@ -35,6 +35,19 @@ fn wrong(path: &Path, why: impl Into<String>) -> CheckpointError {
     CheckpointError::Weights { path: path.into(), why: why.into() }
 }
 
+impl ModelSpec {
+    /// The model of a folder, of whichever family its `config.json` says, with its weights to begin with.
+    pub fn of_folder(folder: &Path) -> Result<ModelSpec, CheckpointError> {
+        let file = folder.join(CONFIG_FILE);
+        let said = read_config(&file)?;
+        let is_it = |family: &Family| said["model_type"].as_str() == Some(family.name());
+        let family = Family::ALL.into_iter().find(is_it).unwrap_or(Family::Gpt2);
+        let model = config::read(family, &said).map_err(|why| wrong(&file, why))?;
+        weights_in(folder)?;
+        Ok(ModelSpec { path: Some(folder.into()), ..ModelSpec::exact(model) })
+    }
+}
+
 impl Job {
     /// Takes the sizes, and the tokenizer if the data name none, from the model's folder. Nothing happens if there is none, or if
     /// the job has the sizes already, as that of a run has.
@@ -44,18 +57,28 @@ impl Job {
             && model.is_of_folder()
         {
             let file = folder.join(CONFIG_FILE);
-            let dropout = dropout(&mut model.model).copied();
-            model.model = config::read(family, &read_config(&file)?).map_err(|why| wrong(&file, why))?;
-            if let (Some(kept), Some(dropout)) = (dropout, self::dropout(&mut model.model)) {
-                *dropout = kept;
-            }
-            model.from_data.retain(|key| !ModelSpec::FOLDER_KEYS.contains(&key.as_str()));
+            let mut read = config::read(family, &read_config(&file)?).map_err(|why| wrong(&file, why))?;
+            keep_what_jobs_say(&model.model, &mut read);
+            model.model = read;
+            let keys = model.folder_keys();
+            model.from_data.retain(|key| !keys.contains(&key.as_str()));
             weights_in(&folder)?;
             let tokens = folder.join(TOKENIZER_FILE);
             if let (Source::Text { tokenizer: tokenizer @ None, .. }, true) =
                 (&mut self.data.source, tokens.is_file())
             {
-                *tokenizer = Some(tokens);
+                *tokenizer = Some(tokens.clone());
+            }
+            if let Source::Table { choice, .. } = &mut self.data.source
+                && !choice.text.columns.is_empty()
+                && choice.text.tokenizer.is_none()
+            {
+                if !tokens.is_file() {
+                    let hint = "the model's tokens are those of its tokenizer; write it, in Python: \
+                                `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`, or name one with `data.tokenizer`";
+                    return Err(CheckpointError::missing(&tokens, hint));
+                }
+                choice.text.tokenizer = Some(tokens);
             }
         }
         let model = &self.model;
@@ -71,11 +94,14 @@ impl Job {
     }
 }
 
-/// The share that a model drops in training, which is the job's to say.
-fn dropout(model: &mut Model) -> Option<&mut f32> {
-    match model {
-        Model::Gpt2(m) => Some(&mut m.dropout),
-        _ => None,
+/// What a job says of a model and `config.json` does not: how it is trained, and what its head reads.
+fn keep_what_jobs_say(job: &Model, read: &mut Model) {
+    match (job, read) {
+        (Model::Gpt2(job), Model::Gpt2(read)) => read.dropout = job.dropout,
+        (Model::Bert(job), Model::Bert(read)) => {
+            (read.dropout, read.pooling, read.classes) = (job.dropout, job.pooling, job.classes);
+        }
+        _ => {}
     }
 }
 

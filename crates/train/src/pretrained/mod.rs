@@ -29,16 +29,19 @@ pub use out::ModelFile;
 pub enum Family {
     /// `GPT2LMHeadModel`.
     Gpt2,
+    /// `BertModel`, with a head for texts or for words.
+    Bert,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 1] = [Family::Gpt2];
+    pub const ALL: [Family; 2] = [Family::Gpt2, Family::Bert];
 
     /// The family that a model belongs to, if any.
     pub fn of(model: &Model) -> Option<Family> {
         match model {
             Model::Gpt2(_) => Some(Family::Gpt2),
+            Model::Bert(_) => Some(Family::Bert),
             Model::Mlp(_)
             | Model::Lenet(_)
             | Model::Cnn(_)
@@ -55,6 +58,7 @@ impl Family {
     pub fn name(self) -> &'static str {
         match self {
             Family::Gpt2 => "gpt2",
+            Family::Bert => "bert",
         }
     }
 }

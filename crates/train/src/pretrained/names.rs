@@ -48,10 +48,42 @@ const GPT2: &[NameRow] = &[
     same("head.weight", &["lm_head.weight"]),
 ];
 
+/// Attention comes before what has `output` in its name alone: a star stands for any characters.
+const BERT: &[NameRow] = &[
+    same("tok.weight", &["bert.embeddings.word_embeddings.weight"]),
+    same("pos.weight", &["bert.embeddings.position_embeddings.weight"]),
+    same("type.weight", &["bert.embeddings.token_type_embeddings.weight"]),
+    same("ln.*", &["bert.embeddings.LayerNorm.*"]),
+    same(
+        "blocks.*.qkv.weight",
+        &[
+            "bert.encoder.layer.*.attention.self.query.weight",
+            "bert.encoder.layer.*.attention.self.key.weight",
+            "bert.encoder.layer.*.attention.self.value.weight",
+        ],
+    ),
+    same(
+        "blocks.*.qkv.bias",
+        &[
+            "bert.encoder.layer.*.attention.self.query.bias",
+            "bert.encoder.layer.*.attention.self.key.bias",
+            "bert.encoder.layer.*.attention.self.value.bias",
+        ],
+    ),
+    same("blocks.*.proj.*", &["bert.encoder.layer.*.attention.output.dense.*"]),
+    same("blocks.*.ln1.*", &["bert.encoder.layer.*.attention.output.LayerNorm.*"]),
+    same("blocks.*.up.*", &["bert.encoder.layer.*.intermediate.dense.*"]),
+    same("blocks.*.down.*", &["bert.encoder.layer.*.output.dense.*"]),
+    same("blocks.*.ln2.*", &["bert.encoder.layer.*.output.LayerNorm.*"]),
+    same("pooler.*", &["bert.pooler.dense.*"]),
+    same("head.*", &["classifier.*"]),
+];
+
 impl Family {
     fn rows(self) -> &'static [NameRow] {
         match self {
             Family::Gpt2 => GPT2,
+            Family::Bert => BERT,
         }
     }
 
@@ -59,13 +91,15 @@ impl Family {
     fn trunk(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Family::Gpt2 => ("transformer.", &["lm_head."]),
+            Family::Bert => ("bert.", &["classifier.", "cls."]),
         }
     }
 
-    /// Tensors that are no weights: masks that older versions stored.
+    /// Tensors that are not taken: masks and positions that older versions stored, and heads that BERT was pretrained with.
     fn left_out(self) -> &'static [&'static str] {
         match self {
             Family::Gpt2 => &["transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"],
+            Family::Bert => &["bert.embeddings.position_ids", "cls.*"],
         }
     }
 
@@ -73,6 +107,7 @@ impl Family {
     fn tied(self) -> Option<(&'static str, &'static str)> {
         match self {
             Family::Gpt2 => Some(("head.weight", "tok.weight")),
+            Family::Bert => None,
         }
     }
 }
@@ -87,9 +122,14 @@ pub(crate) fn to_ours(family: Family, tied: bool, file: &mut WeightsFile) -> Res
     let mut parts: Vec<(String, &NameRow, Vec<Option<Weight>>)> = Vec::new();
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut unknown = Vec::new();
+    let is_left_out = |name: &str| {
+        let name = full(family, name);
+        family.left_out().iter().any(|pattern| stars(pattern, &name).is_some())
+    };
+    file.integers.retain(|tensor| !is_left_out(&tensor.name));
     for weight in std::mem::take(&mut file.weights) {
         let name = full(family, &weight.name);
-        if family.left_out().iter().any(|pattern| stars(pattern, &name).is_some()) {
+        if is_left_out(&name) {
             continue;
         }
         // Factors have our names wherever they are.
@@ -182,7 +222,13 @@ pub(crate) fn transposed(numbers: &[f32], rows: usize, columns: usize) -> Vec<f3
 fn full(family: Family, name: &str) -> String {
     let (trunk, heads) = family.trunk();
     let has = name.starts_with(trunk) || heads.iter().any(|head| name.starts_with(head));
-    if has { name.into() } else { format!("{trunk}{name}") }
+    let name = if has { name.into() } else { format!("{trunk}{name}") };
+    // What layer norms were called in files that came from TensorFlow.
+    match (family, name.strip_suffix("LayerNorm.gamma"), name.strip_suffix("LayerNorm.beta")) {
+        (Family::Bert, Some(before), _) => format!("{before}LayerNorm.weight"),
+        (Family::Bert, _, Some(before)) => format!("{before}LayerNorm.bias"),
+        (Family::Bert | Family::Gpt2, _, _) => name,
+    }
 }
 
 /// The row of a name, which of its parts it is, and our name.
@@ -266,6 +312,35 @@ mod tests {
             assert_eq!(
                 (got.len(), got[0].name.as_str(), &got[0].dims),
                 (1, "blocks.11.qkv.weight", &vec![3, 2])
+            );
+        }
+        // BERT of a bare model and with a head, in TensorFlow's names, with what is not taken.
+        for trunk in ["", "bert."] {
+            let named = |name: &str| weight(&format!("{trunk}{name}"), &[2, 2]);
+            let self_attention = |part: &str| named(&format!("encoder.layer.3.attention.self.{part}.weight"));
+            let weights = vec![
+                named("encoder.layer.3.output.LayerNorm.gamma"),
+                self_attention("value"),
+                named("encoder.layer.3.attention.output.dense.weight"),
+                self_attention("query"),
+                self_attention("key"),
+                weight("cls.predictions.bias", &[4]),
+                weight("classifier.weight", &[2, 2]),
+            ];
+            let mut file = WeightsFile { weights, integers: Vec::new(), about: BTreeMap::new() };
+            to_ours(Family::Bert, false, &mut file).unwrap();
+            let mut names: Vec<&str> = file.weights.iter().map(|w| w.name.as_str()).collect();
+            names.sort_unstable();
+            assert_eq!(
+                names,
+                ["blocks.3.ln2.weight", "blocks.3.proj.weight", "blocks.3.qkv.weight", "head.weight"]
+            );
+            let qkv = file.weights.iter().find(|w| w.name == "blocks.3.qkv.weight").unwrap();
+            // Each begins with the length of its name: query, key, value.
+            let first = |k: usize| qkv.data[4 * k] - trunk.len() as f32;
+            assert_eq!(
+                (qkv.dims.as_slice(), first(0) - first(1), first(2) - first(1)),
+                (&[6, 2][..], 2.0, 2.0)
             );
         }
         // Our own names stay.

@@ -463,6 +463,7 @@ impl Prepared {
             .with_columns(self.sets.columns.clone())
             .with_schema(self.sets.schema.as_deref().cloned())
             .with_tokenizer_digest(self.sets.tokenizer_digest.clone())
+            .with_types(self.sets.types)
             .with_targets(self.target_stats.as_ref())
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod bert;
 mod buffers;
 mod digests;
 mod failing;

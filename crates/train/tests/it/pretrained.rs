@@ -40,17 +40,17 @@ struct LoraReference {
     losses: Vec<f64>,
 }
 
-#[derive(Deserialize)]
-struct ReferenceOptimizer {
-    lr: f64,
-    weight_decay: f64,
+#[derive(Clone, Copy, Deserialize)]
+pub(crate) struct ReferenceOptimizer {
+    pub(crate) lr: f64,
+    pub(crate) weight_decay: f64,
 }
 
-#[derive(Deserialize)]
-struct FilledTensor {
-    name: String,
-    shape: Vec<usize>,
-    fill: [f32; 2],
+#[derive(Clone, Deserialize)]
+pub(crate) struct FilledTensor {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) fill: [f32; 2],
 }
 
 #[derive(Deserialize)]
@@ -60,7 +60,7 @@ struct Samples {
 }
 
 /// 24 bits for a name and an index, as `references/README.md` has it.
-fn k(name: &str, i: usize) -> u64 {
+pub(crate) fn k(name: &str, i: usize) -> u64 {
     let seed =
         name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     let mut z = seed.wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -70,7 +70,7 @@ fn k(name: &str, i: usize) -> u64 {
 }
 
 impl FilledTensor {
-    fn weight(&self) -> Weight {
+    pub(crate) fn weight(&self) -> Weight {
         let numel: usize = self.shape.iter().product();
         let [center, spread] = self.fill;
         let v = |i| (k(&self.name, i) as f32 - 8_388_608.0) / 8_388_608.0;

@@ -147,7 +147,7 @@ fn the_folder_of_a_model_has_its_sizes() {
     let head = "[data]\nkind = \"text\"\npath = \"a.txt\"\n[model]\nkind = \"gpt2\"\npath = \"gpt2\"\ndropout = 0.5\n";
     let job = good(head, &[]);
     assert_eq!(job.model.path, Some(PathBuf::from("/jobs/gpt2")));
-    assert_eq!(job.model.from_data, ModelSpec::FOLDER_KEYS);
+    assert_eq!(job.model.from_data, job.model.folder_keys());
     let written = job.to_toml();
     assert!(!written.contains("width =") && written.contains("dropout = 0.5"), "{written}");
     assert_eq!(good(&written, &[]), job);
