@@ -174,8 +174,8 @@ mod tests {
                 .for_each(|p| merged.read(tensor, p.clone(), &mut |x| got.extend_from_slice(x)).unwrap());
             got
         };
-        assert_eq!(read(0, std::slice::from_ref(&(0..12))), want);
-        assert_eq!(read(1, std::slice::from_ref(&(0..12))), w);
+        assert_eq!(read(0, &[0..12, 12..12]), want);
+        assert_eq!(read(1, &[0..5, 5..12]), w);
         assert_eq!(read(0, &[0..3, 3..4, 4..11, 11..12]), want);
     }
 }

@@ -34,11 +34,8 @@ fn losses_are_those_of_peft_on_every_kind_of_mesh() {
     let folder = with_factors(&want, here.path());
     let meshes = [
         ("", 1),
-        ("data = 2\n", 2),
         ("data = 2\nshard_gradients = true\n", 2),
         ("data = 2\nshard_weights = true\n", 2),
-        ("tensor = 2\n", 2),
-        ("stage = 2\nmicrobatches = 2\n", 2),
         ("tensor = 2\nstage = 2\nmicrobatches = 2\n", 4),
         ("sequence = 2\n", 2),
     ];
