@@ -243,7 +243,7 @@ fn kinds_and_keys() {
     check(
         &model("kind = \"gpt\"\npath = \"x\""),
         "`path` does not belong to [model] of kind `gpt`",
-        "it belongs to gpt2",
+        "it belongs to gpt2, bert",
     );
     check(
         &train("optimizer = \"lamb\"\ngroups = [{ params = [\"fc1\"], lr = 0.1 }]"),
