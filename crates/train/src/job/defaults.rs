@@ -11,6 +11,7 @@ use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
 use super::open::OpenKeys;
 use super::spec::*;
+use super::sync::SyncKind;
 use crate::schedule::{Schedule, ScheduleShape};
 
 /// Tokens a sample, where neither the data nor the model say it.
@@ -249,6 +250,9 @@ impl Default for ParallelSpec {
             bucket_mib: 1.0,
             follow_load: false,
             wire: None,
+            sync: SyncKind::AllReduce,
+            every: 50,
+            outer: None,
             elastic: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),

@@ -9,7 +9,7 @@
 //! # Layout
 //! - `spec`: what a job is. `defaults`: its defaults.
 //! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections;
-//!   `mesh`: how the ranks of `parallel` are arranged; `open`: what is left to the planner.
+//!   `mesh`: how the ranks of `parallel` are arranged; `sync`: how they agree; `open`: what is left to the planner.
 //! - `declare`: how keys are written down. `section`, `key`: tables and keys, read and written. `types`: types of values.
 //! - `outline`, `shape`: tables, keys and what they accept, as plain data.
 //! - `tree`: the file as values that know their places. `sets`: overrides. `cursor`: tables while they are read.
@@ -37,6 +37,7 @@ mod section;
 mod sets;
 mod shape;
 mod spec;
+mod sync;
 mod train;
 mod tree;
 mod tuning;
@@ -54,4 +55,5 @@ pub(crate) use nearest::nearest;
 pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;
+pub use sync::{OuterSpec, SyncKind};
 pub(crate) use wire::in_memory;

@@ -9,6 +9,7 @@ use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
+use super::sync::{self, EVERY_MAX, SyncKind};
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
 
@@ -32,6 +33,7 @@ section! { ParallelSpec => {
         "shards" => !s.reproducible,
         "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
+        "every" => s.sync != SyncKind::Local,
         _ => false,
     };
     section.unwritten(idle).check(check)
@@ -98,6 +100,12 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
         /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
         wire: wire::wire() => |s| Some(&mut s.wire);
+        /// how the ranks of `data` agree, see below and `docs/dial.md`
+        sync: sync::sync() => |s| Some(&mut s.sync);
+        /// with `sync = "local"`: how many steps ranks take by themselves; fewer before an evaluation, a checkpoint or the end
+        every: whole(1..=EVERY_MAX) => |s| Some(&mut s.every); or "50";
+        /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
+        outer: maybe(table()) => |s| Some(&mut s.outer);
         /// ranks may be lost and may join while training goes on, see `docs/elastic.md`
         elastic: maybe(table()) => |s| Some(&mut s.elastic);
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or
@@ -141,6 +149,7 @@ fn check(spec: &mut ParallelSpec, c: &Cursor) {
     }
     mesh::check(spec, c);
     wire::check(spec, c);
+    sync::check(spec, c);
     if spec.stall < spec.patience {
         let message = format!(
             "`parallel.stall` of {} s is shorter than `parallel.patience` of {} s: a rank that makes no progress would \
@@ -166,6 +175,7 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
         c.fault("shard_gradients", message, hint);
     }
     mesh::check_with(spec, train, c);
+    sync::check_with(spec, train, c);
     if let Some((message, hint)) = spec.refuses_elastic(train) {
         c.fault("elastic", message, hint);
     }
@@ -220,6 +230,10 @@ impl ParallelSpec {
         if self.wire.is_some() {
             let what = "does not work with `parallel.wire`: what rounding left out in a step that is done again cannot be given back";
             return refused(what, "leave `wire` out, or `elastic`");
+        }
+        if self.sync == SyncKind::Local {
+            let what = "does not work with `parallel.sync = \"local\"`: what a rank learnt since the last exchange would be lost with it";
+            return refused(what, "leave `sync` out, or `elastic`");
         }
         if matches!(self.balance, Balance::Given(_)) {
             return refused("changes the number of ranks", "leave `balance` out, or write \"auto\"");

@@ -9,6 +9,7 @@ use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
+use super::sync::{OuterSpec, SyncKind};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 pub use crate::loss::LossKind;
 
@@ -357,6 +358,12 @@ pub struct ParallelSpec {
     pub bucket_mib: f64,
     /// The format in which gradients travel between ranks that are connected by a network; `None`: as they are.
     pub wire: Option<BlockCodec>,
+    /// How replicas agree.
+    pub sync: SyncKind,
+    /// With local steps: how many from one exchange of weights to the next, at most.
+    pub every: usize,
+    /// With local steps: the outer step; `None`: weights become the mean of the replicas'.
+    pub outer: Option<OuterSpec>,
     /// Whether ranks may come and go, and how many there may be.
     pub elastic: Option<Elastic>,
     /// How a step's samples are shared out.

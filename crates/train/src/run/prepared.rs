@@ -23,7 +23,7 @@ use super::tuned::{check_tuning, frozen_numel};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::flush::Flushes;
-use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind};
+use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind, SyncKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::{evaluation_graph, step_graph, training_graph};
@@ -277,6 +277,10 @@ impl Prepared {
     pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
         let mesh = self.job.parallel.mesh(ranks).map_err(TrainError::Mesh)?;
         self.learner.plan.mesh = mesh;
+        if self.job.parallel.sync == SyncKind::Local && mesh.data > 1 {
+            let why = "`parallel.sync = \"local\"` cannot be run yet; leave it out";
+            return Err(TrainError::Mesh(why.into()));
+        }
         let data = mesh.data;
         let weights = match &self.job.parallel.balance {
             Balance::Given(weights) => weights.clone(),

@@ -783,6 +783,47 @@ fn ranks_and_shards() {
         "`parallel.wire = \"f16\"` works where each rank has the whole model and updates all of it, and not with `shard_optimizer`",
         "leave one of them out",
     );
+    row("sync = \"locl\"", "`parallel.sync` is \"locl\", which is not known", "did you mean \"local\"?");
+    row(
+        "every = 5",
+        "`parallel.every` is for replicas that take steps of their own",
+        "write sync = \"local\", or leave `every` out",
+    );
+    row(
+        "sync = \"local\"\nreproducible = true",
+        "`parallel.sync = \"local\"` does not work with `reproducible`: what replicas learn by themselves depends on how many there are",
+        "leave one of them out",
+    );
+    row(
+        "sync = \"local\"\nevery = { steps = 50, drift = 0.02 }",
+        "`parallel.every` is a table; a whole number is needed",
+        "",
+    );
+    row(
+        "sync = \"local\"\nouter = { lr = 0.7, momentum = 1 }",
+        "`parallel.outer.momentum` is 1.0; it must be at least 0 and less than 1",
+        "",
+    );
+    row(
+        "sync = \"local\"\nshard_optimizer = true",
+        "`parallel.sync = \"local\"` works where each rank has the whole model and updates all of it, and not with `shard_optimizer`",
+        "leave one of them out",
+    );
+    row(
+        "sync = \"local\"\nwire = \"int8\"",
+        "`parallel.sync = \"local\"` sends weights, and `wire` is a format of gradients",
+        "leave `wire` out, or `sync`",
+    );
+    row(
+        "sync = \"local\"\nbalance = \"auto\"",
+        "`parallel.sync = \"local\"` does not measure the speed of ranks, which `balance = \"auto\"` asks for",
+        "leave `balance` out, or write one weight for each rank",
+    );
+    row(
+        "sync = \"local\"\nelastic = {}",
+        "`parallel.elastic` does not work with `parallel.sync = \"local\"`: what a rank learnt since the last exchange would be lost with it",
+        "leave `sync` out, or `elastic`",
+    );
     row(
         "shards = 4",
         "`parallel.shards` is for reproducible runs",

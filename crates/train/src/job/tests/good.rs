@@ -224,6 +224,9 @@ fn every_key_is_read() {
         bucket_mib: 0.5,
         follow_load: false,
         wire: None,
+        sync: SyncKind::AllReduce,
+        every: 50,
+        outer: None,
         elastic: None,
         patience: 3.0,
         stall: 90.5,
@@ -450,6 +453,22 @@ fn elastic_jobs_are_read_and_written() {
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         assert_eq!(job.parallel.elastic, Some(want), "{lines}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
+    }
+}
+
+#[test]
+fn replicas_may_take_steps_of_their_own() {
+    let outer = |lr, momentum| Some(OuterSpec { lr, momentum });
+    for (lines, want) in [
+        ("sync = \"allreduce\"", (SyncKind::AllReduce, 50, None)),
+        ("sync = \"local\"", (SyncKind::Local, 50, None)),
+        ("sync = \"local\"\nevery = 8\nouter = {}", (SyncKind::Local, 8, outer(0.7, 0.9))),
+        ("sync = \"local\"\nouter = { lr = 1, momentum = 0 }", (SyncKind::Local, 50, outer(1.0, 0.0))),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
+        let ParallelSpec { sync, every, outer, .. } = job.parallel;
+        assert_eq!((sync, every, outer), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
     }
 }

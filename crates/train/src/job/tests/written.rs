@@ -60,7 +60,7 @@ fn whole_files_read_again() {
 #[test]
 fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     // Written for `full.toml` before keys were declared, and before there was a loss, a precision, its layers, its scale, an element type, a mesh,
-    // a load to follow, a format on the wire, groups, frozen parameters, rules for names, new heads and factors to merge.
+    // a load to follow, a format on the wire, ways to agree, groups, frozen parameters, rules for names, new heads and factors to merge.
     // What is written now differs in that and in the order of keys alone.
     let (before, mut job) = (include_str!("before.toml"), good(include_str!("full.toml"), &[]));
     let TrainSpec { precision, f32_layers, loss_scale, .. } = TrainSpec::default();
@@ -77,7 +77,7 @@ fn the_file_of_an_earlier_run_reads_as_the_same_job() {
     let tuned = ["map", "head", "freeze"].map(|key| model.remove(key).is_some());
     assert_eq!(tuned, [true; 3]);
     let parallel = now["parallel"].as_table_mut().unwrap();
-    let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load", "wire"]
+    let newer = ["data", "tensor", "stage", "sequence", "shard_weights", "follow_load", "wire", "sync"]
         .map(|key| parallel.remove(key));
     assert!(newer.iter().all(Option::is_some), "{newer:?}");
     let output = now["output"].as_table_mut().unwrap();
@@ -400,6 +400,8 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let whole = tensor * stage * sequence == 1 && !shard_weights && !shard_gradients;
             let over_network = !matches!(transport, Transport::Local | Transport::Shm);
             let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
+            // Replicas that take steps of their own have the whole model too, and nothing is coded or measured.
+            let local = coded && encrypt == Some(true) && !sync_batch_norm && balance != Balance::Auto;
             let wire = [None, Some(BlockCodec::Bf16), Some(BlockCodec::F16), Some(BlockCodec::Int8)];
             ParallelSpec {
                 open: OpenKeys::default(),
@@ -422,7 +424,10 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_optimizer,
                 shard_gradients,
                 bucket_mib,
-                wire: if coded { wire[threads.unwrap_or(0) % 4] } else { None },
+                wire: if coded && !local { wire[threads.unwrap_or(0) % 4] } else { None },
+                sync: if local { SyncKind::Local } else { SyncKind::AllReduce },
+                every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
+                outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 elastic: None,
                 balance,
                 follow_load: sync_batch_norm,
@@ -454,6 +459,10 @@ proptest! {
         if job.parallel.is_flushless() && job.train.precision == PrecisionKind::F16 {
             let ParallelSpec { schedule, flush_every, .. } = ParallelSpec::default();
             job.parallel = ParallelSpec { schedule, flush_every, ..job.parallel };
+        }
+        if job.parallel.sync == SyncKind::Local {
+            job.train.ema = None;
+            job.train.precision = PrecisionKind::Bf16;
         }
         if !job.train.optimizer.rule.by_element() {
             let ranks = job.parallel.ranks.map(|ranks| ranks / job.parallel.tensor);
