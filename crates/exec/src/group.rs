@@ -210,6 +210,35 @@ impl Engine {
         Ok(group.comms.along(Axis::Data).scatter(self.memory.state.kept_mut(what), from, &cuts, 0)?)
     }
 
+    /// Collective: gathers an arena that each rank has for itself on rank 0 as f32, whatever it is stored in, in rank order; empty on
+    /// other ranks.
+    pub fn gather_wide_of_each(&mut self, what: Kept) -> Result<Vec<f32>, ExecError> {
+        let mine = self.kept_wide(what);
+        let (rank, ranks) = (self.role().rank, self.role().ranks);
+        let mut all =
+            floats(if rank == 0 { ranks * mine.len() } else { 0 }, "what each rank has for itself")?;
+        let into = (rank == 0).then_some(&mut all[..]);
+        let group = self.group.as_mut().expect("an engine that joined");
+        group.comms.along(Axis::Data).gather(&mine, into, &even_cuts(ranks, mine.len()), 0)?;
+        Ok(all)
+    }
+
+    /// Collective, the reverse: each rank rounds its own to what is stored.
+    pub fn scatter_wide_to_each(&mut self, what: Kept, from: Option<&[f32]>) -> Result<(), ExecError> {
+        let mut mine = self.kept_wide(what);
+        let cuts = even_cuts(self.role().ranks, mine.len());
+        let group = self.group.as_mut().expect("an engine that joined");
+        group.comms.along(Axis::Data).scatter(&mut mine, from, &cuts, 0)?;
+        self.put_kept(what, 0, &mine);
+        Ok(())
+    }
+
+    /// Collective: an arena of f32 becomes that of the first rank along the data axis.
+    pub fn broadcast_kept(&mut self, what: Kept) -> Result<(), ExecError> {
+        let group = self.group.as_mut().expect("an engine that joined");
+        Ok(group.comms.along(Axis::Data).broadcast(self.memory.state.kept_mut(what), 0)?)
+    }
+
     /// Collective: gathers the moments of all parameters on rank 0, laid out as [`Engine::moment_slots`] says.
     pub fn gather_moments(&mut self, which: Kept, into: Option<&mut [f32]>) -> Result<(), ExecError> {
         if !self.has_moments(which) {
@@ -244,7 +273,7 @@ impl Engine {
         match which {
             Kept::Moment1 => n > 0,
             Kept::Moment2 => n > 1,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual => false,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => false,
         }
     }
 

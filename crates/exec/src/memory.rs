@@ -19,6 +19,7 @@ use crate::arena::Arena;
 use crate::engine::Loaded;
 use crate::staging::Staging;
 use crate::state::State;
+use crate::weights::Kept;
 use crate::workspace::{Ready, Workspace};
 
 /// Bytes of an element of parameters, gradients and states.
@@ -117,6 +118,25 @@ impl Memory {
     pub(crate) fn span(&self, loaded: &Loaded, bodies: &[Option<Ready>], region: &Region) -> Span {
         let at = self.locate(loaded, bodies, region);
         at.arena.span(at.offset, at.len, at.dtype)
+    }
+
+    /// What an outer step works on: the parameters, where they came from, and their velocity.
+    pub(crate) fn outer(
+        &mut self,
+        loaded: &Loaded,
+        bodies: &[Option<Ready>],
+        params: &Range<usize>,
+        from: &Region,
+    ) -> (&mut [f32], &[f32], &mut [f32]) {
+        let from = self.locate(loaded, bodies, from);
+        let state = &self.state;
+        let beside = !std::ptr::eq(from.arena, &*state.params) && !std::ptr::eq(from.arena, &state.velocity);
+        assert!(beside, "the weights of the last exchange have a buffer of their own");
+        assert!(params.end <= state.lengths.velocity, "a velocity for each parameter");
+        state.settle(Kept::Params, params.clone());
+        let (at, len) = (params.start * F32_BYTES, params.len());
+        // SAFETY: `&mut self`, three different arenas or buffers, and settled.
+        unsafe { (state.params.slice_mut(at, len), from.slice(), state.velocity.slice_mut(at, len)) }
     }
 
     /// Parameters `start..start + len` of the arena, their gradients, the matching part of the optimizer state, and sums of split
@@ -487,6 +507,7 @@ mod tests {
         let ready = Ready::new(&program, &body, 1, polyreme_kernels::Isa::detect());
         let lengths = Lengths {
             residual: 0,
+            velocity: 0,
             params: 0,
             grads: 0,
             states: 0,

@@ -122,7 +122,9 @@ impl Engine {
         let k = match which {
             Kept::Moment1 => 0,
             Kept::Moment2 => 1,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual => return Vec::new(),
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => {
+                return Vec::new();
+            }
         };
         let Some(optimizer) = self.optimizer() else { return Vec::new() };
         let slot = |slot: Slot| {
@@ -152,6 +154,7 @@ impl Engine {
             Kept::Params => lengths.params,
             Kept::Average => lengths.average,
             Kept::Residual => lengths.residual,
+            Kept::Velocity => lengths.velocity,
             Kept::States => lengths.states,
             Kept::Moment1 => moment(0),
             Kept::Moment2 => moment(1),

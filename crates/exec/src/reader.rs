@@ -237,6 +237,15 @@ impl Engine {
             Instr::Start(exchange) => self.start(loaded, *exchange),
             Instr::Wait(exchange) => self.wait(loaded, *exchange)?,
             Instr::Judge(of) => self.judge(loaded, of)?,
+            Instr::JudgeOwn(of) => {
+                let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
+                (self.progress.totals, self.progress.samples) = read_totals(numbers);
+                let [loss, ..] = self.progress.totals;
+                if !loss.is_finite() {
+                    self.progress.late = self.progress.late.or(Some(loss));
+                }
+            }
+            Instr::JudgeSteps(of) => self.judge_steps(loaded, of)?,
             Instr::Squares { of, into, block } => {
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
                 let (grads, squares) = self.memory.two_regions::<f32, f64>(loaded, &self.bodies, [of, into]);
@@ -292,6 +301,11 @@ impl Engine {
                         optimizer.step_half(&cx, hyper, rounding, r.params, r.grads, m, v);
                     }
                 }
+            }
+            Instr::Outer { params, from, lr, momentum } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (mean, from, velocity) = self.memory.outer(loaded, &self.bodies, params, from);
+                vectors::outer(&cx, mean, from, velocity, [*lr as f32, *momentum as f32]);
             }
             Instr::ReadParams(from) => {
                 self.memory.params_from = match from {
@@ -495,11 +509,7 @@ impl Engine {
     /// Records the totals of the step; an error if the loss is not finite.
     fn judge(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
         let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
-        let part = |range: Range<usize>| &numbers[range];
-        let (pairs, extra) = (part(totals::pairs(numbers.len())), part(totals::given(numbers.len())));
-        self.progress.samples = Tally::of_numbers(part(totals::tally(numbers.len())));
-        let sum = |k: usize| pairs.iter().skip(k).step_by(2).sum::<f64>();
-        self.progress.totals = [sum(0), sum(1), extra[0], extra[1]];
+        (self.progress.totals, self.progress.samples) = read_totals(numbers);
         let loss = self.progress.late.unwrap_or(self.progress.totals[0]);
         if loss.is_finite() {
             return Ok(());
@@ -513,6 +523,33 @@ impl Engine {
             self.progress.skipped = true;
             return Ok(());
         }
+        self.fail_not_finite(loaded, loss)
+    }
+
+    /// Records the totals of all steps of a program, over all ranks; an error if the loss of one is not finite.
+    fn judge_steps(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
+        let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
+        let progress = &mut self.progress;
+        let mut first_bad = None;
+        for (step, numbers) in numbers.chunks_exact(totals::len(1)).enumerate() {
+            let (sums, samples) = read_totals(numbers);
+            let [loss, weight, a, b] = sums;
+            if !loss.is_finite() {
+                first_bad = first_bad.or(Some(loss));
+            }
+            match progress.earlier.get_mut(step) {
+                Some(earlier) => {
+                    (earlier.loss, earlier.weight, earlier.samples) = (loss / weight, weight, samples);
+                    earlier.extra = [a, b];
+                }
+                None => (progress.totals, progress.samples) = (sums, samples),
+            }
+        }
+        first_bad.map_or(Ok(()), |loss| self.fail_not_finite(loaded, loss))
+    }
+
+    /// The error of a loss that is not finite, when nothing is under way any more.
+    fn fail_not_finite(&mut self, loaded: &Loaded, loss: f64) -> Result<(), ExecError> {
         // Exchanges in flight work on this engine's memory.
         if let Some(group) = &mut self.group {
             for (number, ticket) in self.progress.tickets.iter_mut().enumerate() {
@@ -547,6 +584,14 @@ impl Engine {
     pub(crate) fn rounding(&self, first: usize) -> Rounding {
         Rounding { key: self.options.seed ^ ROUNDING, step: self.memory.state.step + 1, first: first as u64 }
     }
+}
+
+/// Weighted loss, weight and the caller's numbers of a step's totals, and its samples.
+fn read_totals(numbers: &[f64]) -> ([f64; 4], Tally) {
+    let part = |range: Range<usize>| &numbers[range];
+    let (pairs, extra) = (part(totals::pairs(numbers.len())), part(totals::given(numbers.len())));
+    let sum = |k: usize| pairs.iter().skip(k).step_by(2).sum::<f64>();
+    ([sum(0), sum(1), extra[0], extra[1]], Tally::of_numbers(part(totals::tally(numbers.len()))))
 }
 
 /// The tensors that begin inside a range of the parameters.

@@ -34,6 +34,8 @@ pub(crate) struct Lengths {
     pub(crate) average: usize,
     /// What codes of gradients have lost; 0 if none are coded.
     pub(crate) residual: usize,
+    /// The velocity of outer steps; 0 if there are none.
+    pub(crate) velocity: usize,
 }
 
 /// Memory that other ranks see too, used instead of a private allocation.
@@ -68,6 +70,7 @@ pub(crate) struct State {
     pub(crate) moments: [Arc<Arena>; 2],
     pub(crate) average: Arc<Arena>,
     pub(crate) residual: Arena,
+    pub(crate) velocity: Arena,
     pub(crate) lengths: Lengths,
     /// How many training steps are done.
     pub(crate) step: u64,
@@ -103,6 +106,7 @@ impl State {
             moments: [Arena::empty().into(), Arena::empty().into()],
             average: Arena::empty().into(),
             residual: Arena::new(lengths.residual * F32_BYTES, "residuals of gradients", par)?,
+            velocity: Arena::new(lengths.velocity * F32_BYTES, "the velocity of outer steps", par)?,
             lengths,
             step: 0,
             lent: None,
@@ -137,7 +141,7 @@ impl State {
     pub(crate) fn held(&self) -> Held {
         Held {
             params: self.params.bytes(),
-            grads: self.grads.bytes() + self.residual.bytes(),
+            grads: self.grads.bytes() + self.residual.bytes() + self.velocity.bytes(),
             optimizer: self.moments.iter().map(|arena| arena.bytes()).sum(),
             states: self.states.bytes(),
             average: self.average.bytes(),
@@ -153,6 +157,7 @@ impl State {
             Kept::Moment2 => (&self.moments[1], self.lengths.moments[1]),
             Kept::Average => (&self.average, self.lengths.average),
             Kept::Residual => (&self.residual, self.lengths.residual),
+            Kept::Velocity => (&self.velocity, self.lengths.velocity),
         }
     }
 
@@ -160,7 +165,7 @@ impl State {
     pub(crate) fn dtype(&self, what: Kept) -> DType {
         match what {
             Kept::Moment1 | Kept::Moment2 => self.lengths.moments_dtype,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual => DType::F32,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => DType::F32,
         }
     }
 
@@ -216,7 +221,7 @@ impl State {
             Kept::Moment1 => &self.moments[0],
             Kept::Moment2 => &self.moments[1],
             Kept::Average => &self.average,
-            Kept::States | Kept::Residual => return None,
+            Kept::States | Kept::Residual | Kept::Velocity => return None,
         };
         let (_, len) = self.arena(what);
         (len > 0).then(|| (arena.clone(), len))

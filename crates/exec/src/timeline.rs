@@ -64,7 +64,10 @@ impl Engine {
     pub(crate) fn note_instr(&mut self, loaded: &Loaded, instr: &Instr, began: Option<Instant>) {
         let Some(began) = began else { return };
         let span = [began, Instant::now()];
-        let updates = matches!(instr, Instr::Measure { .. } | Instr::Update { .. } | Instr::Follow { .. });
+        let updates = matches!(
+            instr,
+            Instr::Measure { .. } | Instr::Update { .. } | Instr::Outer { .. } | Instr::Follow { .. }
+        );
         let puts_back = matches!(instr, Instr::PutBack { .. });
         if updates && self.progress.keeps_weights() || puts_back && !self.progress.skipped {
             return;

@@ -33,6 +33,26 @@ pub(crate) fn follow(cx: &Cx, average: &mut [f32], of: &[f32], share: f32) {
     });
 }
 
+/// An outer step with Nesterov's momentum: with `g = from - mean`, `velocity = momentum · velocity + g`, and what was the mean becomes
+/// `from - lr · (g + momentum · velocity)`.
+pub(crate) fn outer(cx: &Cx, mean: &mut [f32], from: &[f32], velocity: &mut [f32], [lr, momentum]: [f32; 2]) {
+    assert!(mean.len() == from.len() && mean.len() == velocity.len(), "a number of each kind for each");
+    cx.for_each_chunk(velocity, CHUNK, |i, velocity| {
+        let (mean, from) = (&mean[i * CHUNK..], &from[i * CHUNK..]);
+        velocity
+            .iter_mut()
+            .zip(mean.iter().zip(from))
+            .for_each(|(v, (mean, w))| *v = momentum * *v + (w - mean));
+    });
+    let velocity = &*velocity;
+    cx.for_each_chunk(mean, CHUNK, |i, mean| {
+        let (velocity, from) = (&velocity[i * CHUNK..], &from[i * CHUNK..]);
+        for (w, (v, from)) in mean.iter_mut().zip(velocity.iter().zip(from)) {
+            *w = from - lr * ((from - *w) + momentum * v);
+        }
+    });
+}
+
 /// The sum of squares of each `block` elements.
 pub(crate) fn squares_by_block(cx: &Cx, of: &[f32], block: usize, squares: &mut [f64]) {
     assert_eq!(squares.len(), of.len().div_ceil(block), "a number for each block");

@@ -49,6 +49,8 @@ pub enum Kept {
     Average,
     /// What codes of gradients have lost so far, if gradients travel coded. Each rank has its own.
     Residual,
+    /// The velocity of outer steps, if replicas take steps by themselves. All have the same.
+    Velocity,
 }
 
 /// The arenas of an engine, to be read while something else of it is used.

@@ -141,10 +141,13 @@ impl GradBuffers {
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
                 | Instr::Judge(_)
+                | Instr::JudgeOwn(_)
+                | Instr::JudgeSteps(_)
                 | Instr::Squares { .. }
                 | Instr::Clip { .. }
                 | Instr::Measure { .. }
                 | Instr::Update { .. }
+                | Instr::Outer { .. }
                 | Instr::PutBack { .. }
                 | Instr::ReadParams(_)
                 | Instr::NextStep

@@ -60,6 +60,8 @@ impl fmt::Display for Program {
                 Instr::Start(i) => writeln!(f, "start {i}: {}", self.describe(&self.exchanges[*i]))?,
                 Instr::Wait(i) => writeln!(f, "wait {i}")?,
                 Instr::Judge(of) => writeln!(f, "judge {}{}", self.words(of), self.or_skips())?,
+                Instr::JudgeOwn(of) => writeln!(f, "judge own {}", self.words(of))?,
+                Instr::JudgeSteps(of) => writeln!(f, "judge all steps by {}", self.words(of))?,
                 Instr::Squares { of, into, block } => {
                     let op = if block.is_some() { "=" } else { "+=" };
                     writeln!(f, "{} {op} squares of {}", self.words(into), self.words(of))?;
@@ -87,6 +89,14 @@ impl fmt::Display for Program {
                         self.words(grads),
                         self.moments_format(),
                         learning.words()
+                    )?;
+                }
+                Instr::Outer { params, from, lr, momentum } => {
+                    let (start, end) = (params.start, params.end);
+                    writeln!(
+                        f,
+                        "outer step of params {start}..{end} from {}: rate {lr}, momentum {momentum}",
+                        self.words(from)
                     )?;
                 }
                 Instr::PutBack { from, into } => {

@@ -165,6 +165,7 @@ impl Program {
             Instr::PutBack { .. } => combine("put back"),
             Instr::Measure { what, .. } => combine(&format!("measure {}", what.name())),
             Instr::Update { .. } => Some(MomentLabel::new("update", MomentKind::Update)),
+            Instr::Outer { .. } => Some(MomentLabel::new("outer step", MomentKind::Update)),
             Instr::Follow { .. } => Some(MomentLabel::new("average", MomentKind::Update)),
             Instr::Wait(number) => Some(self.exchange_label(*number, MomentKind::Wait, in_slots)),
             Instr::Start(number) => match self.exchanges[*number].op {
@@ -180,6 +181,8 @@ impl Program {
             Instr::Begin(_)
             | Instr::Count { .. }
             | Instr::Judge(_)
+            | Instr::JudgeOwn(_)
+            | Instr::JudgeSteps(_)
             | Instr::Clip { .. }
             | Instr::ReadParams(_)
             | Instr::NextStep => None,

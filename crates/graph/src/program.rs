@@ -327,6 +327,12 @@ pub enum Instr {
     /// loss is not finite the step ends here, on every rank, and nothing has been updated; if it is scaled, updates are
     /// skipped instead.
     Judge(Region),
+    /// Reads the totals of a step that this rank takes by itself: its updates divide by the weight of its own samples. If its loss is
+    /// not finite, this rank updates nothing more in this program, and all find out together.
+    JudgeOwn(Region),
+    /// Reads the totals of all steps of this program, one after the other, over all ranks: they take the place of the rank's own. If a
+    /// loss is not finite the program ends here, on every rank, with its error.
+    JudgeSteps(Region),
     /// Adds the sum of squares of gradients to a number; with `block`, sets one number per block of that many elements.
     Squares {
         /// The gradients.
@@ -368,6 +374,18 @@ pub enum Instr {
         sums: Option<Region>,
         /// In which way they are learnt, all of them alike.
         learning: Learning,
+    },
+    /// An outer step with Nesterov's momentum: with `g = from - params`, the velocity becomes `momentum · velocity + g`, and the
+    /// parameters `from - lr · (g + momentum · velocity)`.
+    Outer {
+        /// Elements of the parameters' arena, which hold the mean over the replicas; and of the velocity.
+        params: Range<usize>,
+        /// The parameters as all replicas had them at the last exchange.
+        from: Region,
+        /// The learning rate.
+        lr: f64,
+        /// The momentum.
+        momentum: f64,
     },
     /// Copies, if the updates of this step were skipped.
     PutBack {
@@ -510,6 +528,11 @@ impl Program {
             Some(coding) => coding.layout.codec.coded_len(elements),
             None => elements * exchange.dtype.bytes(),
         }
+    }
+
+    /// Whether there are outer steps, whose velocity is kept.
+    pub fn keeps_velocity(&self) -> bool {
+        self.instrs.iter().any(|instr| matches!(instr, Instr::Outer { .. }))
     }
 
     /// Whether some of what ranks send is coded with a loss, of which they keep a residual.

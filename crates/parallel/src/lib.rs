@@ -11,6 +11,7 @@
 //! - [`stage`]: a step's graph in chunks for the stages of a pipeline: where to cut, and the graph of each chunk.
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
 //!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
+//! - `local_steps`: the schedule of steps that ranks take by themselves, before they average their weights.
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations. `answer`: what predictions and text need of its output.
 //! - `joint`: exchanges inside a body.
@@ -29,6 +30,7 @@ mod choice;
 mod fixed_blocks;
 mod forward;
 mod joint;
+mod local_steps;
 pub mod mesh;
 mod own_part;
 pub mod passes;
@@ -53,7 +55,7 @@ pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
 pub use forward::{compile_answer, compile_forward, standalone};
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
-pub use plan::{Norms, Plan, StepShape, Training, Updates};
+pub use plan::{LocalSteps, Norms, OuterStep, Plan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
 pub use shard::{Passes, ShardPlace, shard};
 pub use sync_norm::sync_batch_norm;

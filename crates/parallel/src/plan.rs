@@ -60,7 +60,7 @@ pub struct Plan {
     pub shard_weights: bool,
     /// With several stages: in which order they run microbatches.
     pub pipeline: PipelineKind,
-    /// With a schedule that has no flush between steps: how many steps a whole run of them has.
+    /// With a schedule that has no flush between steps, and with local steps: how many steps a whole run of them has.
     pub run_steps: usize,
     /// With several stages: the layers before which the network is cut, or other places by their names. None: where the slowest
     /// stage is as fast as can be, which [`choose_cuts`](crate::choose_cuts) finds.
@@ -68,9 +68,32 @@ pub struct Plan {
     /// Whether ranks may be lost: then each keeps everything, and begins to update when all sums of the step are complete. From there
     /// on it needs no other rank, so its state is always that of a whole number of steps.
     pub elastic: bool,
+    /// Whether ranks of the data axis take steps by themselves, `run_steps` at a time, and then average their weights; none: they sum
+    /// gradients in every step.
+    pub local: Option<LocalSteps>,
     /// With several tensor ranks: how parameters and states are split. Those that it does not name: as is best for each graph.
     pub layouts: StoredLayouts,
 }
+
+/// What ranks that take steps by themselves do when they meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LocalSteps {
+    /// A step from the weights of the last exchange, by the difference to the mean of the ranks' weights; none: the weights become that
+    /// mean.
+    pub outer: Option<OuterStep>,
+}
+
+/// An outer step with Nesterov's momentum.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct OuterStep {
+    /// Its learning rate, a number.
+    pub lr: f64,
+    /// Its momentum, a number.
+    pub momentum: f64,
+}
+
+// Neither is NaN.
+impl Eq for OuterStep {}
 
 /// What a step does with gradients, however it is split.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -127,6 +150,7 @@ impl Plan {
             run_steps: 1,
             cuts: Vec::new(),
             elastic: false,
+            local: None,
             layouts: StoredLayouts::new(),
         }
     }
@@ -135,8 +159,9 @@ impl Plan {
     /// can hold the weights together. Then each usually keeps the optimizer state of its own part; over a network parts cost
     /// overlap, as updated parameters are sent when there is nothing left to compute, so there each keeps everything.
     pub fn kept(self, keeps: Option<Keeps>, shares_memory: bool) -> Plan {
-        // Without a flush, no rank may write weights that another one reads, or wait for its part of an update.
-        let alone = !shares_memory || self.is_flushless();
+        // Without a flush, no rank may write weights that another one reads, or wait for its part of an update. In steps by themselves
+        // ranks have different weights.
+        let alone = !shares_memory || self.is_flushless() || self.local_steps().is_some();
         let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
         let keeps = keeps.unwrap_or(usual);
         let shared = keeps != Keeps::All && shares_memory && self.mesh.data > 1;
@@ -170,7 +195,7 @@ impl Plan {
         if self.shard_place().is_some() {
             return (Keeps::All, Weights::Sharded);
         }
-        if self.elastic {
+        if self.elastic || self.local_steps().is_some() {
             return (Keeps::All, Weights::Own);
         }
         let whole = !optimizer.by_element();
@@ -199,12 +224,22 @@ impl Plan {
         self.mesh.stage > 1 && self.pipeline == PipelineKind::TwoBw
     }
 
+    /// What ranks do when they meet, if there are several and they take steps by themselves.
+    pub fn local_steps(&self) -> Option<LocalSteps> {
+        self.local.filter(|_| self.ranks() > 1)
+    }
+
+    /// Whether one program has several steps.
+    pub fn runs_several_steps(&self) -> bool {
+        self.is_flushless() || self.local_steps().is_some()
+    }
+
     /// The shape of a full step, or of a whole run of them, in which every microbatch runs the first body.
     pub fn whole_step(&self) -> StepShape {
         let microbatch = Microbatch { body: 0, first_sample: 0 };
         let Some(shards) = self.shards else {
             let n = self.microbatches.max(1);
-            let steps = if self.is_flushless() { self.run_steps } else { 1 };
+            let steps = if self.runs_several_steps() { self.run_steps } else { 1 };
             return StepShape::rounds(&vec![microbatch; n], n).times(steps);
         };
         let runs: Vec<_> = (0..self.ranks()).map(|rank| run_of(shards, self.ranks(), rank)).collect();

@@ -49,6 +49,7 @@ use polyreme_graph::{
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
+use crate::local_steps;
 use crate::plan::{Plan, StepShape, Training};
 use crate::reproducible;
 use crate::shard::{idle, sharded_range};
@@ -71,6 +72,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
         || plan.shards.is_some()
+        || plan.local.is_some()
         || plan.ranks() == 1;
     let of_body = |body: &Arc<Body>| {
         let found = buckets(&body.graph, if one_bucket { usize::MAX } else { plan.bucket_bytes });
@@ -133,7 +135,12 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         sharded,
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
         sums_first: plan.elastic,
+        by_itself: false,
     };
+    if let Some(local) = plan.local_steps() {
+        local_steps::run(&mut lowering, local, shape, training);
+        return lowering.program;
+    }
     let states = lowering.keep_states(training);
     if shape.steps > 1 {
         assert!(plan.is_flushless(), "only a schedule without a flush runs several steps as one");
@@ -271,6 +278,8 @@ pub(crate) struct Lowering {
     pub(crate) counted_elsewhere: Vec<Range<usize>>,
     /// Whether no update comes before the last sum.
     sums_first: bool,
+    /// Whether this rank takes the step by itself, and others another one at the same time.
+    pub(crate) by_itself: bool,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -318,27 +327,32 @@ impl Lowering {
 
     fn rounds(&mut self, shape: &StepShape) {
         let totals = self.begin(1, "totals");
-        let n = shape.microbatches.len();
+        self.rounds_of(0..shape.microbatches.len(), shape.rounds, &totals);
+    }
+
+    /// The rounds of a step with these microbatches of the program.
+    pub(crate) fn rounds_of(&mut self, own: Range<usize>, rounds: usize, totals: &Region) {
+        let n = own.len();
         let grad_len = self.grad_len();
         if self.role.keeps == Keeps::OwnGradients {
             let len = self.role.own().iter().map(Range::len).sum();
             self.own_gradients = Some(self.program.buffer("own gradients", DType::F32, len));
-        } else if n > 1 || (shape.rounds > 1 && !self.sharded.is_empty()) {
-            self.accumulated = Some(self.program.buffer("sums of gradients", DType::F32, grad_len));
+        } else if n > 1 || (rounds > 1 && !self.sharded.is_empty()) {
+            self.accumulated = Some(self.common_buffer("sums of gradients", DType::F32, grad_len));
         }
         if n == 0 && self.own_gradients.is_none() {
             self.push(Instr::Zero(Region::Grads(0..grad_len)));
         }
-        for k in 0..shape.rounds {
-            let microbatch = k.checked_sub(shape.rounds - n);
+        for k in 0..rounds {
+            let microbatch = k.checked_sub(rounds - n).map(|m| own.start + m);
             let body = microbatch.map_or(0, |m| self.program.microbatches[m].body);
             // Shards accumulate over all rounds, with samples or without.
             self.continues = match self.own_gradients {
                 Some(_) => k > 0,
-                None => microbatch.is_some_and(|m| m > 0),
+                None => microbatch.is_some_and(|m| m > own.start),
             };
-            let (first, last) = (k == 0, k + 1 == shape.rounds);
-            self.round(Round { body, microbatch, first, last }, &totals);
+            let (first, last) = (k == 0, k + 1 == rounds);
+            self.round(Round { body, microbatch, first, last }, totals);
         }
     }
 
@@ -420,7 +434,9 @@ impl Lowering {
         if last {
             // Nothing is copied out and nothing is updated before all ranks know that the loss is finite.
             self.program.instrs.extend(totals_sum.map(Instr::Wait));
-            if !self.at_once {
+            if self.by_itself {
+                self.push(Instr::JudgeOwn(totals.clone()));
+            } else if !self.at_once {
                 self.push(Instr::Judge(totals.clone()));
             }
             if let (1, true, Some(from)) = (self.role.ranks, self.continues, self.accumulated.clone()) {
@@ -526,20 +542,20 @@ impl Lowering {
     fn code(&mut self, sum: usize, k: usize, range: Range<usize>) {
         let Some(codec) = self.wire else { return };
         let layout = CodedLayout::new(codec, self.cuts[k].clone(), self.role.rank);
-        let coded = self.codes(layout.room());
+        let coded = self.common_buffer(CODES, DType::U8, layout.room());
         let residual = Region::Residual(range);
         self.program.exchanges[sum].coding = Some(Coding { layout: layout.into(), residual, coded });
     }
 
-    /// Room for codes: one buffer for all exchanges, which run one after the other.
-    fn codes(&mut self, len: usize) -> Region {
+    /// Room for what instructions need one after the other: one buffer for all of them.
+    fn common_buffer(&mut self, name: &str, dtype: DType, len: usize) -> Region {
         let buffers = &mut self.program.buffers;
-        match buffers.iter().position(|buffer| buffer.name == CODES) {
+        match buffers.iter().position(|buffer| buffer.name == name) {
             Some(at) => {
                 buffers[at].len = buffers[at].len.max(len);
                 Region::Buffer(at, 0..len)
             }
-            None => self.program.buffer(CODES, DType::U8, len),
+            None => self.program.buffer(name, dtype, len),
         }
     }
 
@@ -618,7 +634,7 @@ impl Lowering {
         learnt_alike(self.program.graph(), &params).into_iter().map(update).collect()
     }
 
-    fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
+    pub(crate) fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
         let own = self.own_regions();
         let whole = !training.optimizer.by_element() || self.role.ranks == 1;
         let n_sums = self.sums.len();
@@ -629,7 +645,7 @@ impl Lowering {
             self.wait_until(n_sums);
         }
         if let (Some(max_norm), None) = (training.max_norm(), self.role.shards) {
-            let squares = self.program.buffer("squares", DType::F64, 1);
+            let squares = self.common_buffer("squares", DType::F64, 1);
             self.push(Instr::Zero(squares.clone()));
             for of in own.iter().flat_map(|(params, of, _)| self.counted_here(params, of)).collect::<Vec<_>>()
             {

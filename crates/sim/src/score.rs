@@ -120,10 +120,13 @@ impl Score {
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
                 | Instr::Judge(_)
+                | Instr::JudgeOwn(_)
+                | Instr::JudgeSteps(_)
                 | Instr::Squares { .. }
                 | Instr::Measure { .. }
                 | Instr::Clip { .. }
                 | Instr::Update { .. }
+                | Instr::Outer { .. }
                 | Instr::PutBack { .. }
                 | Instr::ReadParams(_)
                 | Instr::NextStep

@@ -310,7 +310,7 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
     let graph = |microbatch: usize| &program.bodies[program.microbatches[microbatch].body].graph;
     match instr {
         Instr::Run { .. } | Instr::Start(_) | Instr::Wait(_) => Vec::new(),
-        Instr::Begin(of) | Instr::Judge(of) => copy(bytes(of)),
+        Instr::Begin(of) | Instr::Judge(of) | Instr::JudgeOwn(of) | Instr::JudgeSteps(of) => copy(bytes(of)),
         Instr::Load { microbatch, .. } => {
             let graph = graph(*microbatch);
             let body = &program.bodies[program.microbatches[*microbatch].body];
@@ -340,6 +340,8 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
         Instr::Update { params, .. } => {
             program.optimizer.map(|rule| update(rule, program.moments, params.len())).into_iter().collect()
         }
+        // Parameters and velocity are read and written, and where they came from is read.
+        Instr::Outer { from, .. } => vec![Work::pass(WorkKind::Add, 5.0 * bytes(from))],
         Instr::ReadParams(_) | Instr::NextStep => Vec::new(),
         Instr::Follow { .. } => {
             let numel = program.graph().param_numel();

@@ -10,6 +10,7 @@ mod errors;
 mod forward;
 mod gradients;
 mod loans;
+mod local_steps;
 mod memory;
 mod nets;
 mod node_times;

@@ -1,0 +1,229 @@
+//! Ranks that take steps by themselves and then average their weights, against a twin: lone engines, one for each rank, whose weights are
+//! averaged here in plain Rust. With two ranks sums have one order, so the bits are the same.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_exec::{Counted, Engine, ExecError, Feed, Inputs, Kept, Options, StepArgs, Totals};
+use polyreme_graph::{DType, Microbatch, Moments, Optimizer, Program};
+use polyreme_kernels::tally::Tally;
+use polyreme_parallel::tree::run_of;
+use polyreme_parallel::{LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule};
+
+use crate::ranks::{BATCH, Case, Over, feed, on_ranks, step_graph};
+
+/// Steps of each run between two exchanges.
+const RUNS: [usize; 3] = [3, 1, 2];
+
+#[derive(Clone, Copy, Debug)]
+struct Local {
+    ranks: usize,
+    over: Over,
+    outer: Option<OuterStep>,
+    microbatches: usize,
+    moments: DType,
+    clip: Option<f64>,
+    /// A step, counted over all runs, in which rank 1 is fed a number that is not finite.
+    spoilt: Option<usize>,
+}
+
+const PLAIN: Local = Local {
+    ranks: 2,
+    over: Over::Threads,
+    outer: None,
+    microbatches: 1,
+    moments: DType::F32,
+    clip: None,
+    spoilt: None,
+};
+
+impl Local {
+    fn training(&self) -> Training {
+        let optimizer = Optimizer::Adam(Moments::DEFAULT);
+        Training { optimizer, moments: self.moments, clip: self.clip, ema: None, scaled: false }
+    }
+
+    /// The samples of each microbatch of a rank.
+    fn cuts(&self, rank: usize) -> Vec<Range<usize>> {
+        let part = run_of(BATCH, self.ranks, rank);
+        let within = |k: usize| {
+            let run = run_of(part.len(), self.microbatches, k);
+            part.start + run.start..part.start + run.end
+        };
+        (0..self.microbatches).map(within).collect()
+    }
+
+    /// Programs of so many steps, over one body.
+    fn programs(&self, plan: &Plan, rank: usize, steps: &[usize]) -> Vec<Program> {
+        let (cuts, training) = (self.cuts(rank), self.training());
+        let body = Arc::new(compile(&step_graph(cuts[0].len(), true), plan, &training, None).unwrap());
+        let microbatches: Vec<_> =
+            cuts.iter().map(|r| Microbatch { body: 0, first_sample: r.start }).collect();
+        let program = |steps: &usize| {
+            let shape = StepShape::rounds(&microbatches, microbatches.len()).times(*steps);
+            schedule(plan, &training, std::slice::from_ref(&body), &shape)
+        };
+        steps.iter().map(program).collect()
+    }
+
+    fn steps(&self, rank: usize, first: usize) -> Steps {
+        Steps { cuts: self.cuts(rank), first, spoilt: self.spoilt.filter(|_| rank == 1) }
+    }
+}
+
+struct Steps {
+    cuts: Vec<Range<usize>>,
+    first: usize,
+    spoilt: Option<usize>,
+}
+
+impl Feed<ExecError> for Steps {
+    fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, ExecError> {
+        let (step, k) = (self.first + microbatch / self.cuts.len(), microbatch % self.cuts.len());
+        feed(inputs, step, self.cuts[k].clone());
+        if self.spoilt == Some(step) {
+            inputs.f32("x")?[0] = f32::NAN;
+        }
+        let mut samples = Tally::default();
+        self.cuts[k].clone().for_each(|i| samples.note(step as u64, i as u64));
+        Ok(Counted { weight: self.cuts[k].len() as f64 / BATCH as f64, samples })
+    }
+
+    fn args(&mut self, step: usize) -> Option<StepArgs> {
+        let lr = 0.05 / (1 + self.first + step) as f32;
+        Some(StepArgs { lr, extra: [1.0, 0.5], ..StepArgs::default() })
+    }
+}
+
+/// What a rank ends with: parameters, states and first moments; and by step its loss and samples.
+type Ended = (Vec<Vec<f32>>, Vec<(f64, Tally)>);
+
+fn options() -> Options {
+    Options { seed: 3, ..Options::threads(1) }
+}
+
+fn kept(engine: &Engine) -> Vec<Vec<f32>> {
+    [Kept::Params, Kept::States, Kept::Moment1].map(|what| engine.kept_wide(what)).to_vec()
+}
+
+fn ranks(local: Local) -> Vec<Result<Ended, ExecError>> {
+    let case = Case {
+        ranks: local.ranks,
+        plan: Plan::alone(),
+        optimizer: local.training().optimizer,
+        moments: local.moments,
+        clip: local.clip,
+        over: local.over,
+        microbatches: local.microbatches,
+        norm: true,
+        graph: step_graph,
+    };
+    on_ranks(&case, |comm| {
+        let rank = comm.rank();
+        let meets = Some(LocalSteps { outer: local.outer });
+        // Where ranks share memory, weights are their own all the same.
+        let plan = Plan { mesh: Mesh::data(local.ranks), rank, local: meets, ..Plan::alone() };
+        let plan = plan.kept(None, local.over != Over::Sockets);
+        let mut programs = local.programs(&plan, rank, &RUNS).into_iter();
+        let mut engine = Engine::join(programs.next().unwrap(), options(), comm)?;
+        programs.try_for_each(|program| engine.add(program).map(drop))?;
+        let (mut totals, mut first) = (Vec::new(), 0);
+        for (number, steps) in RUNS.into_iter().enumerate() {
+            engine.select(number);
+            let mut feed = local.steps(rank, first);
+            let args = feed.args(0).unwrap();
+            let last = engine.step_with(&mut feed, args)?;
+            let n = local.ranks as f64;
+            assert_eq!(last.extra, [n, n / 2.0], "the caller's numbers are those of all ranks");
+            let of = |t: &Totals| (t.loss, t.samples);
+            totals.extend(engine.earlier_steps().iter().map(of));
+            totals.push(of(&last));
+            first += steps;
+            assert_eq!(engine.steps_done(), first as u64);
+        }
+        Ok((kept(&engine), totals))
+    })
+}
+
+/// The same with lone engines.
+fn twin(local: Local) -> Vec<Ended> {
+    let engine = |rank: usize| {
+        let program = local.programs(&Plan::alone(), rank, &[1]).pop().unwrap();
+        Engine::new(program, options()).unwrap()
+    };
+    let mut engines: Vec<Engine> = (0..local.ranks).map(engine).collect();
+    let mut velocity = vec![0.0f32; engines[0].kept(Kept::Params).len()];
+    let (mut totals, mut first) = (Vec::new(), 0);
+    for steps in RUNS {
+        let before = engines[0].kept(Kept::Params).to_vec();
+        for step in first..first + steps {
+            let (mut loss, mut weight, mut samples) = (0.0, 0.0, Tally::default());
+            for (rank, engine) in engines.iter_mut().enumerate() {
+                let mut feed = local.steps(rank, step);
+                let args = feed.args(0).unwrap();
+                let own = engine.step_with(&mut feed, args).unwrap();
+                (loss, weight) = (loss + own.loss * own.weight, weight + own.weight);
+                samples = samples + own.samples;
+            }
+            totals.push((loss / weight, samples));
+        }
+        first += steps;
+        for what in [Kept::Params, Kept::States] {
+            let mut mean = engines[0].kept(what).to_vec();
+            for other in &engines[1..] {
+                mean.iter_mut().zip(other.kept(what)).for_each(|(a, b)| *a += b);
+            }
+            mean.iter_mut().for_each(|x| *x /= local.ranks as f32);
+            if let (Kept::Params, Some(OuterStep { lr, momentum })) = (what, local.outer) {
+                let (lr, momentum) = (lr as f32, momentum as f32);
+                for ((w, from), v) in mean.iter_mut().zip(&before).zip(&mut velocity) {
+                    let g = from - *w;
+                    *v = momentum * *v + g;
+                    *w = from - lr * (g + momentum * *v);
+                }
+            }
+            engines.iter_mut().for_each(|engine| engine.kept_mut(what).copy_from_slice(&mean));
+        }
+    }
+    engines.iter().map(|engine| (kept(engine), totals.clone())).collect()
+}
+
+#[track_caller]
+fn check(local: Local) {
+    let got: Vec<Ended> = ranks(local).into_iter().map(Result::unwrap).collect();
+    let want = twin(local);
+    for (rank, ((got, totals), (want, twins))) in got.iter().zip(&want).enumerate() {
+        for (what, (got, want)) in got.iter().zip(want).enumerate() {
+            let far = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let same = got.iter().map(|x| x.to_bits()).eq(want.iter().map(|x| x.to_bits()));
+            let fits = if local.ranks == 2 { same } else { far <= 1e-6 };
+            assert!(fits && got.len() == want.len(), "{local:?}: {far} apart, arena {what} of rank {rank}");
+        }
+        for (got, want) in totals.iter().zip(twins) {
+            assert!((got.0 - want.0).abs() < 1e-6 && got.1 == want.1, "{local:?}: {got:?} for {want:?}");
+        }
+        assert_eq!(totals.len(), twins.len());
+    }
+    assert_ne!(got[0].0[2], got[1].0[2], "each rank has moments of its own");
+}
+
+#[test]
+fn ranks_by_themselves_are_lone_ranks_that_are_averaged() {
+    let outer = Some(OuterStep { lr: 0.7, momentum: 0.9 });
+    for over in [Over::Threads, Over::SharedMemory, Over::Sockets] {
+        check(Local { over, ..PLAIN });
+        check(Local { over, outer, microbatches: 2, clip: Some(0.1), ..PLAIN });
+    }
+    check(Local { outer, moments: DType::Bf16, ..PLAIN });
+    check(Local { ranks: 3, outer, ..PLAIN });
+}
+
+#[test]
+fn all_ranks_hear_of_a_loss_that_is_not_finite() {
+    for spoilt in 0..RUNS.iter().sum() {
+        for (rank, outcome) in ranks(Local { spoilt: Some(spoilt), ..PLAIN }).into_iter().enumerate() {
+            let Err(ExecError::NotFinite { here, place, .. }) = outcome else { panic!("{outcome:?}") };
+            assert_eq!((here, place.is_some()), (rank == 1, rank == 1), "step {spoilt}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The schedule of local steps: each rank of the data axis takes a number of steps by itself, and then they agree on weights. One
+//! program for a run of `n` steps, from common weights to common weights.
+//!
+//! ```text
+//!  weights at the last exchange = params           only with an outer step
+//!  ── step 0: load, forward, backward, judge own, clip, update      as a lone rank, with its part of the batch
+//!     next step
+//!  ── step 1 ...
+//!  ── step n - 1
+//!  sum the totals of all n steps over the ranks, judge all steps
+//!  sum params over the ranks, params /= ranks
+//!  sum states over the ranks, states /= ranks      running statistics
+//!  outer step of params                            or none: the mean is what all go on with
+//! ```
+//!
+//! A step of a rank is that of a lone one: its gradient is the mean over its own samples, and it is that gradient's norm that is
+//! clipped. Nothing is exchanged before the last step has been made, so a rank waits for others once in `n` steps.
+//!
+//! # The outer step
+//! With `g = w - mean(w_i)`, where `w` are the weights that all ranks had at the last exchange (DiLoCo, Douillard et al. 2023):
+//!
+//! ```text
+//!  velocity = momentum · velocity + g
+//!  w        = w - lr · (g + momentum · velocity)
+//! ```
+//!
+//! `lr = 1` and `momentum = 0` is plain averaging, but for rounding. `w` is a copy that the program makes when it begins, where all ranks
+//! have the same weights; only the velocity outlives a program. All ranks compute the same from the same sums.
+//!
+//! # What it costs
+//! - Bytes: for `n` steps one all-reduce of parameters and states, and of 9 numbers for each step. All-reduce in every step sends `n` times
+//!   as many.
+//! - Memory: weights and optimizer state are each rank's own, also where ranks share memory. With an outer step, the parameters twice more.
+//! - What is learnt is not what one rank would learn with the whole batch: the noise of `ranks` short runs is averaged instead of their gradients.
+//!
+//! # Numbers that are not finite
+//! A rank whose loss is not finite updates nothing more, and goes on to the end of the run, as others wait for it there. The sums of
+//! all totals tell every rank, before weights are averaged.
+//!
+//! Refused: scaled losses, whose scale all ranks change together; averages of weights that follow every step; logical shards; batch norms
+//! over all ranks.
+
+use polyreme_graph::memory::state_len;
+use polyreme_graph::{Axis, Collective, DType, Instr, Keeps, Region, Role, Weights, totals};
+
+use crate::plan::{LocalSteps, StepShape, Training};
+use crate::schedule::Lowering;
+
+/// Where the weights of the last exchange are kept for the outer step.
+const BEFORE: &str = "weights at the last exchange";
+
+/// A run of steps that this rank takes by itself, over which the program's microbatches are spread; then all ranks meet.
+///
+/// # Panics
+/// If the loss is scaled or weights are followed by an average.
+pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape, training: &Training) {
+    assert!(
+        !training.scaled && training.ema.is_none(),
+        "ranks agree on a scale and on averages in every step"
+    );
+    let (n_steps, len, learnt) = (shape.steps, totals::len(1), lowering.grad_len());
+    let all_totals = lowering.program.buffer("totals of steps", DType::F64, n_steps * len);
+    let params = Region::Params(0..learnt);
+    let before = local.outer.map(|outer| {
+        let before = lowering.program.buffer(BEFORE, DType::F32, learnt);
+        lowering.push(Instr::Copy { from: params.clone(), into: before.clone() });
+        (outer, before)
+    });
+    let role = std::mem::replace(&mut lowering.role, alone(learnt));
+    lowering.by_itself = true;
+    let per_step = lowering.program.microbatches.len() / n_steps;
+    let bodies = lowering.program.bodies.clone();
+    for step in 0..n_steps {
+        let totals = all_totals.part(step * len..(step + 1) * len);
+        lowering.push(Instr::Begin(totals.clone()));
+        // A rank without samples of a short step leaves it out.
+        if per_step > 0 {
+            lowering.rounds_of(step * per_step..(step + 1) * per_step, per_step, &totals);
+            lowering.updates(training, &bodies);
+        }
+        if step + 1 < n_steps {
+            lowering.push(Instr::NextStep);
+        }
+    }
+    (lowering.role, lowering.by_itself) = (role, false);
+    let program = &mut lowering.program;
+    let by = lowering.role.ranks;
+    program.exchange_now(Collective::AllReduce, Axis::Data, all_totals.clone());
+    program.instrs.push(Instr::JudgeSteps(all_totals));
+    let states = Region::States(0..state_len(program.graph()));
+    for of in [params, states].into_iter().filter(|of| program.len_of(of) > 0).collect::<Vec<_>>() {
+        program.exchange_now(Collective::AllReduce, Axis::Data, of.clone());
+        program.instrs.push(Instr::Divide { of, by });
+    }
+    if let Some((outer, from)) = before {
+        program.instrs.push(Instr::Outer { params: 0..learnt, from, lr: outer.lr, momentum: outer.momentum });
+    }
+}
+
+/// The role of a rank in a step that it takes by itself.
+fn alone(learnt: usize) -> Role {
+    let all = 0..learnt;
+    Role { rank: 0, ranks: 1, weights: Weights::Own, keeps: Keeps::All, shards: None, parts: vec![vec![all]] }
+}
+
+#[cfg(test)]
+mod tests;
