@@ -252,8 +252,9 @@ impl Learner {
     /// States that ranks have of their own are averaged by a program.
     fn prepare_averaging(&mut self) -> Result<(), TrainError> {
         let role = self.engine.role();
-        // Shards have averaged theirs in every step.
-        if role.ranks > 1 && role.shards.is_none() && !self.engine.kept(Kept::States).is_empty() {
+        // Shards have averaged theirs in every step, and ranks that take steps by themselves when they meet.
+        let apart = role.shards.is_none() && self.lowering.plan.local_steps().is_none();
+        if role.ranks > 1 && apart && !self.engine.kept(Kept::States).is_empty() {
             let program = average_states(role.ranks, &self.engine.program().bodies[0]);
             self.averaging = Some(self.engine.add(program)?);
         }
@@ -288,6 +289,11 @@ impl Learner {
     /// What the optimizer keeps of the whole model as its state number `k`.
     pub(crate) fn whole_moments(&self, k: usize) -> Vec<TensorShape> {
         self.whole.moments(self.options.training.optimizer, k)
+    }
+
+    /// The same on each of the ranks of the data axis.
+    pub(crate) fn whole_moments_of_ranks(&self, k: usize) -> Vec<TensorShape> {
+        self.whole.moments_of(self.options.training.optimizer, k, self.engine.role().ranks)
     }
 
     /// The place of this rank along the data axis, and how many there are.
@@ -424,6 +430,11 @@ impl Learner {
     /// Steps done.
     pub fn steps_done(&self) -> u64 {
         self.engine.steps_done()
+    }
+
+    /// Whether ranks take steps by themselves, and so have moments of their own.
+    pub(crate) fn has_own_moments(&self) -> bool {
+        self.lowering.plan.local_steps().is_some()
     }
 
     /// The engine.

@@ -129,7 +129,7 @@ impl Lowering {
             Some(runs) => StepShape::shards(microbatches, runs.to_vec()),
             None => {
                 let microbatches: Vec<_> = microbatches.into_iter().flatten().collect();
-                if kind.steps > 1 {
+                if self.plan.is_flushless() && kind.steps > 1 {
                     across_steps(self.plan.mesh.stage, microbatches.len()).map_err(TrainError::Mesh)?;
                 }
                 StepShape::rounds(&microbatches, kind.rounds).times(kind.steps)

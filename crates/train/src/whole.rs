@@ -76,6 +76,11 @@ impl WholeModel {
         of_each(&self.states, ranks)
     }
 
+    /// What the optimizer keeps as its state number `k` on each of `ranks` ranks of the data axis, one rank after the other.
+    pub fn moments_of(&self, optimizer: Optimizer, k: usize, ranks: usize) -> Vec<TensorShape> {
+        of_each(&self.moments(optimizer, k), ranks)
+    }
+
     /// What codes of gradients have lost on each of `ranks` ranks of the data axis, one rank after the other.
     pub fn residuals_of(&self, ranks: usize) -> Vec<TensorShape> {
         of_each(&self.params, ranks)

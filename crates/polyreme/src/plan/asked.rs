@@ -7,7 +7,7 @@ use polyreme_graph::{Graph, Precision, Program};
 use polyreme_parallel::{Norms, Plan};
 use polyreme_sim::search::{FixedKeys, FoundPlan, Question, Sharding};
 use polyreme_sim::{Cluster, InsideBy};
-use polyreme_train::job::{Job, PrecisionKind};
+use polyreme_train::job::{Job, PrecisionKind, SyncKind};
 use polyreme_train::lower::{Lowering, step_graph, training_graph};
 use polyreme_train::run::{Given, Lodging, Prepared, plan};
 use polyreme_train::sets::{self, Sets};
@@ -48,6 +48,11 @@ impl AskedJob {
     /// A job, and which of its keys were said. Data are opened for their sizes; where `[model]` gives all sizes they need not be
     /// there.
     pub fn new(job: Job, said: &BTreeSet<String>, given: Given) -> Result<AskedJob, TrainError> {
+        if job.parallel.sync == SyncKind::Local {
+            let why = "plans are made for gradients that are summed in every step, and not for `parallel.sync = \"local\"`; \
+                       add --set parallel.sync=allreduce";
+            return Err(TrainError::Mesh(why.into()));
+        }
         let isa = given.isa;
         let opened = match &given.sets {
             Some(sets) => Some(sets.clone()),

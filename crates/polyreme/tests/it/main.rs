@@ -7,6 +7,7 @@ mod balance;
 mod binary;
 mod commands;
 mod deploy;
+mod dial;
 mod elastic;
 mod examples;
 mod fits;

@@ -278,6 +278,14 @@ impl Prepared {
         // What codes have lost on each rank, gathered.
         let kept =
             kept + if plan.wire.is_some() && ranks > 1 { F32_BYTES * plan.mesh.data * params } else { 0 };
+        // What the optimizer keeps on each rank, where they take steps by themselves; and the velocity of outer steps.
+        let kept = kept
+            + match plan.local_steps() {
+                Some(local) => {
+                    F32_BYTES * (plan.mesh.data * moments + usize::from(local.outer.is_some()) * params)
+                }
+                None => 0,
+            };
         let gathers = plan.mesh.data > 1 && sharded && optimizer.by_element() && moments > 0;
         let gathers = gathers && plan.shard_place().is_none();
         let moments_of_all = match (gathers, apart) {

@@ -11,7 +11,7 @@
 //!   ranks split sums.
 //! - [`planned_step`]: what a planner predicted of a run, to compare with what was measured.
 //! - [`elastic`]: one generation of an elastic run, and what ranks carry to the next.
-//! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `apart`, `served`: of a model that several ranks
+//! - `files`: what rank 0 writes. `snapshot`: to and from checkpoints; `replicas`: of ranks that take steps by themselves; `apart`, `served`: of a model that several ranks
 //!   have together.
 
 pub mod advice;
@@ -29,6 +29,7 @@ mod measured_cuts;
 pub mod planned_step;
 mod prepared;
 mod ranks;
+mod replicas;
 mod seats;
 pub(crate) mod served;
 mod snapshot;

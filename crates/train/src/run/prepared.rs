@@ -12,7 +12,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
-use polyreme_parallel::{Mesh, Norms, Plan, Training, Updates, choose};
+use polyreme_parallel::{LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::measured_cuts::CutsFrom;
@@ -23,7 +23,7 @@ use super::tuned::{check_tuning, frozen_numel};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::flush::Flushes;
-use crate::job::{Balance, ClassWeights, Job, OrderSpec, ParallelSpec, PrecisionKind, SyncKind};
+use crate::job::{Balance, ClassWeights, Job, OrderSpec, OuterSpec, ParallelSpec, PrecisionKind, SyncKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::{evaluation_graph, step_graph, training_graph};
@@ -203,8 +203,7 @@ impl Prepared {
             false => CutOrder::Ranks,
         };
         let accumulate = parallel.n_microbatches(train.accumulate);
-        let flushes = flushes(&job, pace);
-        let run_steps = flushes.lengths(pace)[0];
+        let flushes = Flushes::every_step();
         let cut = StepCut { weights: vec![1.0], accumulate, order, shards, flushes };
         let learner = LearnerOptions {
             threads,
@@ -221,7 +220,7 @@ impl Prepared {
             loss,
             class_weights,
             memory_bytes: train.memory_mib.map(|mib| mib << 20),
-            plan: Plan { precision, run_steps, ..plan(parallel, accumulate, !two.updates.is_empty()) },
+            plan: Plan { precision, ..plan(parallel, accumulate, !two.updates.is_empty()) },
             keeps: keeps(parallel),
         };
         let system = Vec::new();
@@ -277,10 +276,8 @@ impl Prepared {
     pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
         let mesh = self.job.parallel.mesh(ranks).map_err(TrainError::Mesh)?;
         self.learner.plan.mesh = mesh;
-        if self.job.parallel.sync == SyncKind::Local && mesh.data > 1 {
-            let why = "`parallel.sync = \"local\"` cannot be run yet; leave it out";
-            return Err(TrainError::Mesh(why.into()));
-        }
+        self.cut.flushes = flushes(&self.job, self.pace, mesh.data);
+        self.learner.plan.run_steps = self.cut.flushes.lengths(self.pace)[0];
         let data = mesh.data;
         let weights = match &self.job.parallel.balance {
             Balance::Given(weights) => weights.clone(),
@@ -324,7 +321,7 @@ impl Prepared {
     /// Whether the texts of a step are filled up only as far as the longest of them needs. Parts of a model that several ranks
     /// have together are made for one length, and so are programs of several steps.
     pub fn fills_by_step(&self) -> bool {
-        self.mesh().replica_ranks() == 1 && !self.learner.plan.is_flushless()
+        self.mesh().replica_ranks() == 1 && !self.learner.plan.runs_several_steps()
     }
 
     /// The longest microbatch of rank 0.
@@ -482,6 +479,7 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
         shards: spec.reproducible.then_some(spec.shards),
         updates: if spec.elastic.is_some() { Updates::AtEnd } else { Updates::AtOnce },
         elastic: spec.elastic.is_some(),
+        local: local_steps(spec),
         pipeline: spec.schedule,
         cuts: spec.cuts.clone(),
         shard_weights: spec.shard_weights,
@@ -489,19 +487,35 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
     }
 }
 
-/// Where stages that go on from step to step are flushed; after every step if they do not.
-fn flushes(job: &Job, pace: Pace) -> Flushes {
+/// What ranks that take steps by themselves do when they meet, if the job has them.
+fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
+    let outer = spec.outer.map(|OuterSpec { lr, momentum }| OuterStep { lr, momentum });
+    (spec.sync == SyncKind::Local).then_some(LocalSteps { outer })
+}
+
+/// Where stages that go on from step to step are flushed, and where ranks that take steps by themselves meet; after every step if
+/// there are neither. `data` is the number of ranks that share the batch.
+fn flushes(job: &Job, pace: Pace, data: usize) -> Flushes {
     let parallel = &job.parallel;
-    if !parallel.is_flushless() {
-        return Flushes::every_step();
-    }
+    let most = match parallel.sync {
+        SyncKind::Local if data > 1 => parallel.every,
+        SyncKind::AllReduce | SyncKind::Local if parallel.is_flushless() => parallel.flush_every,
+        SyncKind::AllReduce | SyncKind::Local => return Flushes::every_step(),
+    };
     let every = job.saves_every(pace).chain([job.evaluates_every(pace)]).collect();
-    Flushes::new(parallel.flush_every, every, pace.total_steps(job.train.length))
+    Flushes::new(most, every, pace.total_steps(job.train.length))
 }
 
 /// How ranks are arranged, in words; nothing if they only split the batch.
 fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
     let mesh = &plan.mesh;
+    if let Some(local) = plan.local_steps() {
+        let then = if local.outer.is_some() { "an outer step" } else { "the mean of their weights" };
+        return Some(format!(
+            "data {}, each rank by itself for up to {} steps, then {then}",
+            mesh.data, plan.run_steps
+        ));
+    }
     if mesh.replica_ranks() == 1 && plan.shard_place().is_none() {
         return None;
     }

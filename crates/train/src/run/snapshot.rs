@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::degrees::Degrees;
 use super::frozen::restore_frozen;
 use super::planned_step::PlannedStep;
+use super::replicas;
 use crate::checkpoint::{self, CheckpointError, FileEntry, Loaded, MODEL_FILE, Shard, Snapshot, TensorAt};
 use crate::error::TrainError;
 use crate::fingerprint::Fingerprint;
@@ -148,10 +149,9 @@ impl Tables {
         Tables {
             model: saved.chain(states).collect(),
             params: params.into(),
-            moments: MOMENT_FILES
-                .map(|(_, what)| engine.moment_slots(what).into_iter().map(|s| at(s, 0)).collect()),
-            states: states_of_ranks(engine).into_iter().map(|s| at(s, 0)).collect(),
-            residuals: residuals_of_ranks(engine).into_iter().map(|s| at(s, 0)).collect(),
+            moments: MOMENT_FILES.map(|(_, what)| table(engine.moment_slots(what))),
+            states: table(states_of_ranks(engine)),
+            residuals: table(residuals_of_ranks(engine)),
         }
     }
 
@@ -199,6 +199,11 @@ impl Tables {
             shard.dtype = learner.engine().kept_dtype(what);
             match lent(what) {
                 Some(lent) => shard.lent = Some(lent),
+                None if learner.has_own_moments() => {
+                    let all = replicas::gather_moments(learner, what)?;
+                    shard.data.extend(mean(&all, len));
+                    shards.push(replicas::moments_shard(learner, what, all));
+                }
                 None => {
                     shard.data.resize(len, 0.0);
                     learner.engine_mut().gather_moments(what, Some(&mut shard.data))?;
@@ -212,6 +217,7 @@ impl Tables {
             shard.lent = lent(Kept::Average);
             shards.push(shard);
         }
+        shards.extend(replicas::velocity_shard(learner, &self.params));
         if keeps_residual(learner) {
             let data = learner.engine_mut().gather_of_each(Kept::Residual)?;
             let (file, tensors) = (RESIDUAL_FILE.into(), self.residuals.clone());
@@ -221,11 +227,20 @@ impl Tables {
     }
 }
 
+/// Slots as a file has them.
+pub(super) fn table(slots: Vec<Slot>) -> Arc<[TensorAt]> {
+    let at = |slot: Slot| TensorAt { name: slot.name, dims: slot.dims, start: slot.range.start };
+    slots.into_iter().map(at).collect()
+}
+
 /// What other ranks than 0 do for a checkpoint. Collective, with [`Tables::snapshot`].
 pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
     learner.engine_mut().gather_states()?;
     for (_, what) in moment_files(learner) {
-        learner.engine_mut().gather_moments(what, None)?;
+        match learner.has_own_moments() {
+            true => drop(replicas::gather_moments(learner, what)?),
+            false => learner.engine_mut().gather_moments(what, None)?,
+        }
     }
     if keeps_residual(learner) {
         learner.engine_mut().gather_of_each(Kept::Residual)?;
@@ -240,6 +255,9 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
     restore_states(learner, loaded)?;
     let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();
     for (k, (file, what)) in moment_files(learner).enumerate() {
+        if replicas::restore_moments(learner, loaded, (k, what))? {
+            continue;
+        }
         let whole = learner.whole_moments(k);
         let engine = learner.engine_mut();
         let (slots, role) = (engine.moment_slots(what), engine.role());
@@ -256,6 +274,7 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
         }
         engine.scatter_moments(what, moments.as_deref())?;
     }
+    replicas::restore_velocity(learner, loaded)?;
     restore_residuals(learner, loaded)
 }
 
@@ -332,7 +351,7 @@ fn residuals_of_ranks(engine: &Engine) -> Vec<Slot> {
 }
 
 /// Slots of arenas of `len` elements that each of `ranks` ranks has, one after the other.
-fn of_ranks(slots: &[Slot], len: usize, ranks: usize) -> Vec<Slot> {
+pub(super) fn of_ranks(slots: &[Slot], len: usize, ranks: usize) -> Vec<Slot> {
     let of = |rank: usize| {
         slots.iter().map(move |slot| Slot {
             name: of_rank(rank, &slot.name),

@@ -229,7 +229,7 @@ pub(super) struct Pulse {
 
 impl Pulse {
     /// Of a rank of a prepared job; `None` if speeds are of no interest: ranks of one host share its cores, and wait for each other in
-    /// other ways.
+    /// other ways; those that take steps by themselves seldom wait.
     pub(super) fn new(prepared: &Prepared, rank: usize) -> Option<Pulse> {
         let (parallel, hosts) = (&prepared.job.parallel, &prepared.hosts);
         let apart = hosts.iter().any(|host| *host != hosts[0]);
@@ -238,7 +238,8 @@ impl Pulse {
             Balance::Hosts => apart,
             Balance::Equal | Balance::Given(_) => false,
         };
-        if parallel.replica_ranks() > 1 || prepared.ranks() == 1 || !(balances || apart) {
+        let by_themselves = prepared.learner.plan.local_steps().is_some();
+        if parallel.replica_ranks() > 1 || prepared.ranks() == 1 || by_themselves || !(balances || apart) {
             return None;
         }
         let (counts, unit) = prepared.cut.units(prepared.pace.batch);

@@ -1,0 +1,99 @@
+//! Ways in which ranks agree, through the binary: steps that ranks take by themselves, in processes over sockets.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::binary::{folder, json, polyreme, root};
+
+/// The digits that ship with the repository, for as long as the test says. An epoch is 20 steps, none of them short.
+fn digits(length: &str) -> String {
+    let job = fs::read_to_string(root().join("examples/digits.toml")).unwrap();
+    let data = root().join("examples/data/digits");
+    let job = job.replace("data/digits", data.to_str().unwrap()).replace("epochs = 25", length);
+    job.replace("[data]\n", "[data]\nfraction = 0.9899\n")
+}
+
+const OVER_SOCKETS: [&str; 5] = ["--processes", "2", "--transport", "tcp", "--json"];
+const LOCAL: [&str; 4] = ["--set", "parallel.sync=local", "--set", "parallel.every=10"];
+const OUTER: [&str; 2] = ["--set", "parallel.outer={ lr = 0.7, momentum = 0.9 }"];
+
+/// The last line of a run.
+fn train(folder: &Path, output: &str, more: &[&[&str]]) -> Value {
+    let args = ["train", "job.toml", "--output", output];
+    json(folder, &[&args[..], &more.concat()].concat()).pop().unwrap()
+}
+
+/// Weights of two processes are sent once where gradients are sent ten times.
+#[test]
+fn ten_steps_by_themselves_send_a_tenth_of_the_bytes() {
+    let folder = folder(&digits("steps = 40"));
+    let sent = |run: &Value| run["wire_bytes"].as_u64().unwrap() as f64;
+    let each = train(folder.path(), "each", &[&OVER_SOCKETS]);
+    let local = train(folder.path(), "local", &[&OVER_SOCKETS, &LOCAL]);
+    let ratio = sent(&local) / sent(&each);
+    // The totals of each step are sent beside the weights.
+    assert!((0.1..0.102).contains(&ratio), "{ratio} of the bytes");
+    assert_eq!(local["ledger"], each["ledger"], "the same samples counted");
+    assert_eq!(local["ledger"]["exact"], true, "{local}");
+}
+
+/// Four ranks, threads with weights of their own, come to an accuracy within two points of gradients that are summed in each step.
+#[test]
+fn digits_are_learnt_by_ranks_by_themselves() {
+    let folder = folder(&digits("epochs = 10"));
+    let accuracy = |run: &Value| run["metrics"]["test_accuracy"].as_f64().unwrap();
+    let four = ["--ranks", "4", "--json"];
+    let each = accuracy(&train(folder.path(), "each", &[&four]));
+    let local = accuracy(&train(folder.path(), "local", &[&four, &LOCAL, &["--set", "parallel.every=5"]]));
+    assert!(each > 0.95 && local > each - 0.02, "{local} for {each}");
+}
+
+/// A run that is resumed has the bits of one that went on: what each rank's optimizer remembers is saved, and the velocity of outer steps. And
+/// it can go on with another way to agree, and back.
+#[test]
+fn a_resumed_run_has_the_same_bits_and_the_dial_can_be_turned() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 15\nkeep = 9");
+    let folder = folder(&job);
+    let model = |run: &str| fs::read(folder.path().join(run).join("model.safetensors")).unwrap();
+    train(folder.path(), "run", &[&OVER_SOCKETS, &LOCAL, &OUTER]);
+    let (whole, from) = (model("run"), "run/checkpoints/step-00000015");
+    for (file, of_each) in [("moment1-of-ranks", true), ("moment2-of-ranks", true), ("velocity", false)] {
+        let bytes = fs::read(folder.path().join(from).join(file).with_extension("safetensors")).unwrap();
+        assert_eq!(bytes.windows(6).any(|w| w == b"rank1."), of_each, "{file}");
+    }
+    let copy = |to: &str| {
+        let to = folder.path().join(to).join("checkpoints/step-00000015");
+        fs::create_dir_all(&to).unwrap();
+        for file in fs::read_dir(folder.path().join(from)).unwrap().flatten() {
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    };
+    ["turned", "alone"].into_iter().for_each(copy);
+    json(folder.path(), &[&["resume", from][..], &OVER_SOCKETS].concat());
+    assert!(model("run") == whole, "the same bits");
+    // Gradients in every step from here on: 25 of them.
+    let turned = ["resume", "turned", "--set", "parallel.sync=allreduce"];
+    let each = json(folder.path(), &[&turned[..], &OVER_SOCKETS].concat()).pop().unwrap();
+    assert_eq!(each["steps"], 40);
+    assert!(each["wire_bytes"].as_u64().unwrap() > 25 * 2 * 4 * 40_000, "{each}");
+    assert!(model("turned") != whole);
+    // And back, from the checkpoint of its step 30, which has no velocity.
+    let back = ["resume", "turned/checkpoints/step-00000030", "--set", "parallel.sync=local"];
+    let local = json(folder.path(), &[&back[..], &OVER_SOCKETS].concat()).pop().unwrap();
+    assert!(local["wire_bytes"].as_u64().unwrap() * 4 < each["wire_bytes"].as_u64().unwrap(), "{local}");
+    // One rank has no others to agree with.
+    let alone = json(folder.path(), &["resume", "alone", "--ranks", "1", "--json"]).pop().unwrap();
+    assert_eq!((&alone["wire_bytes"], &alone["steps"]), (&0.into(), &40.into()));
+}
+
+/// The planner knows sums in every step alone, and says so.
+#[test]
+fn plans_are_for_sums_in_every_step() {
+    let folder = folder(&digits("steps = 4"));
+    let out = polyreme(folder.path(), &[&["plan", "job.toml"][..], &LOCAL].concat());
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && said.contains("add --set parallel.sync=allreduce"), "{said}");
+}
