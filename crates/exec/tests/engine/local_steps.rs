@@ -66,18 +66,18 @@ impl Local {
         steps.iter().map(program).collect()
     }
 
-    fn steps(&self, rank: usize, first: usize) -> Steps {
-        Steps { cuts: self.cuts(rank), first, spoilt: self.spoilt.filter(|_| rank == 1) }
+    fn steps(&self, rank: usize, first: usize) -> OwnSteps {
+        OwnSteps { cuts: self.cuts(rank), first, spoilt: self.spoilt.filter(|_| rank == 1) }
     }
 }
 
-struct Steps {
+struct OwnSteps {
     cuts: Vec<Range<usize>>,
     first: usize,
     spoilt: Option<usize>,
 }
 
-impl Feed<ExecError> for Steps {
+impl Feed<ExecError> for OwnSteps {
     fn load(&mut self, microbatch: usize, inputs: &mut Inputs) -> Result<Counted, ExecError> {
         let (step, k) = (self.first + microbatch / self.cuts.len(), microbatch % self.cuts.len());
         feed(inputs, step, self.cuts[k].clone());
@@ -163,7 +163,7 @@ fn twin(local: Local) -> Vec<Ended> {
                 let args = feed.args(0).unwrap();
                 let own = engine.step_with(&mut feed, args).unwrap();
                 (loss, weight) = (loss + own.loss * own.weight, weight + own.weight);
-                samples = samples + own.samples;
+                samples += own.samples;
             }
             totals.push((loss / weight, samples));
         }
