@@ -141,7 +141,9 @@ fn errors_name_the_layer() {
 fn an_unknown_name_is_told_the_known_ones() {
     let error = Model::by_name("vgg").unwrap_err().to_string();
     assert!(
-        error.starts_with("unknown model `vgg`; known are mlp, lenet, cnn, gpt, gpt2, alexnet, resnet18"),
+        error.starts_with(
+            "unknown model `vgg`; known are mlp, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18"
+        ),
         "{error}"
     );
 }
