@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What it costs to lose ranks, to lose the coordinator, and to have many ranks.
+"""What it costs to lose ranks, to lose the coordinator, to have many ranks, to let one join, and to be elastic at all.
 
     cargo build --release
     bench/elastic.py kills [--seconds 120] [--every 1s]     # examples/digits.toml on 4 ranks, a kill and a join each second
     bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
     bench/elastic.py many [--ranks 64]                      # how long a group takes to form, and to replace a rank
+    bench/elastic.py join                                   # a third rank joins two that train a gpt of 163 million parameters
+    bench/elastic.py cost [--rounds 3]                      # gpt on 2 processes over TCP, elastic and not, by turns
 
 `kills` also trains undisturbed on one rank to the same step and compares the weights. Nothing else should run meanwhile.
 """
@@ -129,13 +131,96 @@ def many(folder, n):
         process.wait()
 
 
+LARGE = """
+[model]
+kind = "gpt"
+vocab = 50257
+layers = 12
+width = 768
+heads = 12
+context = 128
+
+[data]
+kind = "text"
+path = "{text}"
+validation = 0.01
+
+[train]
+batch = 8
+epochs = 1000
+optimizer = {{ kind = "adamw", lr = 1e-4 }}
+
+[output]
+every_epochs = 100
+
+[parallel]
+threads = 1
+elastic = {{ min = 1, max = 4 }}
+"""
+
+
+def join(folder):
+    """What is between two steps of the ranks that train, when another one enters, beside what a step takes."""
+    job = folder / "large.toml"
+    job.write_text(LARGE.format(text=ROOT / "examples/data/moby-dick.txt"))
+    at = free_address()
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    args = ["train", job, "--elastic", "--processes", "2", "--listen", at, "--json", "--output", folder / "run"]
+    process = run(*args, **quiet)
+    joined = None
+    times = {}
+
+    def look():
+        now = status(at)
+        if not now or not now.get("trains"):
+            return False
+        # The step that the first rank has done, when that was seen first, and how many ranks there were.
+        times.setdefault(max(row["step"] for row in now["members"]), (time.monotonic(), now["ranks"]))
+        return now
+
+    try:
+        until("it begins", lambda: look() and max(times) >= 6, 300)
+        joined = run("join", at, job, **quiet)
+        until("it enters", lambda: (now := look()) and now["ranks"] == 3, 300)
+        entered = max(times)
+        until("it goes on", lambda: look() and max(times) >= entered + 4, 300)
+    finally:
+        process.send_signal(signal.SIGINT)
+        if joined:
+            joined.kill()
+            joined.wait()
+        process.wait()
+    steps = sorted(times)
+    spans = [(b, times[b][0] - times[a][0], times[a][1], times[b][1]) for a, b in zip(steps, steps[1:]) if b == a + 1]
+    print("seconds from step to step, with the ranks before and after:")
+    for step, seconds, before, after in spans:
+        print(f"  step {step}: {seconds:.1f} s, {before} -> {after}")
+
+
+def cost(folder, rounds):
+    """Samples per second with and without --elastic."""
+    job = ROOT / "examples/gpt.toml"
+    each = ["--processes", "2", "--json", "--set", "train.steps=60", "--set", "parallel.threads=1"]
+    rates = {"plain": [], "elastic": []}
+    for k in range(rounds):
+        for what, flags in [("plain", ["--transport", "tcp"]), ("elastic", ["--elastic"])]:
+            out = folder / f"{what}{k}"
+            command = [BINARY, "train", job, "--output", out, *flags, *each]
+            lines = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+            rates[what].append(json.loads(lines.splitlines()[-1])["samples_per_s"])
+    ratios = [a / b for a, b in zip(rates["plain"], rates["elastic"])]
+    print("samples per second:", {what: [round(rate, 1) for rate in all] for what, all in rates.items()})
+    print("time of an elastic step beside a plain one:", [round(ratio, 3) for ratio in ratios])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "coordinator", "many"])
+    parser.add_argument("what", choices=["kills", "coordinator", "many", "join", "cost"])
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     os.environ.setdefault("POLYREME_SECRET", secrets.token_hex(32))
     folder = Path(tempfile.mkdtemp())
@@ -144,6 +229,10 @@ def main():
             kills(folder, args.seconds, args.every)
         elif args.what == "coordinator":
             coordinator(folder, args.kills)
+        elif args.what == "join":
+            join(folder)
+        elif args.what == "cost":
+            cost(folder, args.rounds)
         else:
             many(folder, args.ranks)
     finally:
