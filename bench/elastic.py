@@ -172,16 +172,16 @@ def join(folder):
 
     def look():
         now = status(at)
-        if not now or not now.get("trains"):
+        if not now or not now.get("members"):
             return False
-        # The step that the first rank has done, when that was seen first, and how many ranks there were.
+        # The step that the first rank has done, when that was seen first, and how many ranks there were. Ranks tell it once a second.
         times.setdefault(max(row["step"] for row in now["members"]), (time.monotonic(), now["ranks"]))
         return now
 
     try:
         until("it begins", lambda: look() and max(times) >= 6, 300)
         joined = run("join", at, job, **quiet)
-        until("it enters", lambda: (now := look()) and now["ranks"] == 3, 300)
+        until("it enters", lambda: (now := look()) and now["ranks"] == 3 and now["trains"], 300)
         entered = max(times)
         until("it goes on", lambda: look() and max(times) >= entered + 4, 300)
     finally:
@@ -191,10 +191,9 @@ def join(folder):
             joined.wait()
         process.wait()
     steps = sorted(times)
-    spans = [(b, times[b][0] - times[a][0], times[a][1], times[b][1]) for a, b in zip(steps, steps[1:]) if b == a + 1]
-    print("seconds from step to step, with the ranks before and after:")
-    for step, seconds, before, after in spans:
-        print(f"  step {step}: {seconds:.1f} s, {before} -> {after}")
+    print("seconds from step to step, to a second, with the ranks before and after:")
+    for a, b in zip(steps, steps[1:]):
+        print(f"  step {a} to {b}: {times[b][0] - times[a][0]:.1f} s, {times[a][1]} -> {times[b][1]}")
 
 
 def cost(folder, rounds):
