@@ -8,6 +8,7 @@
 //! - [`comm`]: one rank's end. [`element`]: element types and reducers. [`work`]: operations that are started and waited for.
 //! - [`mpi`]: MPI's own collectives, through a library that is loaded at run time.
 //! - [`split`]: subgroups of a group. [`mailbox`]: letters between any two ranks of a group.
+//! - [`servers`]: parameter servers and their workers.
 //! - [`record`]: a record of the calls made. [`buffer`]: memory that the others access without a copy.
 //! - `shared`: ranks with shared memory.
 //! - [`links`]: ranks connected by sockets. `background`: a thread that communicates while the rank computes.
@@ -27,6 +28,7 @@ pub mod links;
 pub mod mailbox;
 pub mod mpi;
 pub mod record;
+pub mod servers;
 mod shared;
 pub mod split;
 pub mod work;

@@ -122,7 +122,7 @@ impl Comms {
     }
 
     /// Sets the step that reports name.
-    pub(crate) fn set_step(&mut self, step: u64) {
+    pub fn set_step(&mut self, step: u64) {
         self.job.set_step(step);
         self.others().for_each(|comm| comm.set_step(step));
     }

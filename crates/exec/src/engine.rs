@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use polyreme_collective::Span;
+use polyreme_collective::servers::ServerClient;
 use polyreme_graph::graph::{Graph, Init, Stored};
 use polyreme_graph::memory::{ALIGN_BYTES, readiness};
 use polyreme_graph::{DType, Place, Program, Region, ValueId};
@@ -92,6 +93,8 @@ pub(crate) struct Loaded {
 pub struct Engine {
     /// The other ranks. The first field, so that background exchanges end before their memory is freed.
     pub(crate) group: Option<Group>,
+    /// This rank's end of the parameter servers, if they hold the weights.
+    pub(crate) servers: Option<ServerClient>,
     /// Programs by number; the first one fixes the memory layout.
     programs: Vec<Option<Arc<Loaded>>>,
     selected: usize,
@@ -143,6 +146,7 @@ impl Engine {
         let memory = Memory { state, work: Workspace::new(), params_from: None };
         let mut engine = Engine {
             group: None,
+            servers: None,
             programs: Vec::new(),
             selected: 0,
             bodies: vec![Some(first)],

@@ -75,6 +75,9 @@ pub enum ExecError {
         /// The element type.
         dtype: polyreme_graph::DType,
     },
+    /// A program that pushes and pulls, without servers.
+    #[error("this program pushes gradients to parameter servers, and the engine has none")]
+    NoServers,
     /// The system has no memory for something.
     #[error(
         "no memory for {what}: {} MiB ({bytes} bytes) could not be reserved; make batches smaller, or raise the limit \

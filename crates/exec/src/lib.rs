@@ -15,6 +15,7 @@
 //!   that take as long as they are told.
 //! - `launch`, `run`, `product`, `convolution`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for
 //!   kernels that compute on f32. `kernel_types`: which types have kernels.
+//! - [`served`]: what a parameter server beside an engine holds, and pushes and pulls.
 //! - [`class`]: which kernels sum products, and so which bits a run has.
 //! - `workspace`: prepared bodies, activations, inputs and buffers. `memory`, `arena`: where values lie, as slices.
 //! - [`pool`]: the thread pool.
@@ -42,6 +43,7 @@ pub mod pool;
 mod product;
 mod reader;
 mod run;
+pub mod served;
 mod staging;
 mod state;
 pub mod timeline;
@@ -62,6 +64,7 @@ pub use pace::BlockPace;
 pub use polyreme_kernels::Isa;
 pub use pool::Pool;
 pub use reader::{StepArgs, Totals};
+pub use served::{RateOf, ServedRanges};
 pub use state::LearntState;
 pub use timeline::Timeline;
 pub use weights::{Held, Kept, KeptArenas, Slot};

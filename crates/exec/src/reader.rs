@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use polyreme_collective::servers::ServerClient;
 use polyreme_collective::{CodedSum, Reduce, Ticket, Work};
 use polyreme_graph::{Collective, Instr, Learning, Region, totals};
 use polyreme_kernels::Cx;
@@ -123,6 +124,11 @@ impl StepProgress {
         self.skipped || self.late.is_some()
     }
 
+    /// Whether this rank's own samples gave a loss that is not finite.
+    pub(crate) fn has_non_finite(&self) -> bool {
+        self.not_finite.is_some()
+    }
+
     /// The results of the step that was judged last.
     fn totals(&self, not_finite: Option<NonFinite>) -> Totals {
         let StepProgress { totals: [loss, weight, a, b], samples, grad_norm, waited, skipped, .. } = *self;
@@ -152,6 +158,9 @@ impl Engine {
             group.comms.set_step(self.memory.state.step);
         }
         let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls());
+        if let (Some(client), false) = (&mut self.servers, loaded.program.served.is_empty()) {
+            client.begin(self.memory.state.step);
+        }
         let (entered, step, sent) = (self.clock(), self.step_number(&loaded), self.sent_bytes());
         for instr in &loaded.program.instrs {
             let began = self.clock();
@@ -166,6 +175,9 @@ impl Engine {
             loaded.program.exchanges.len(),
             "exchanges that were made and listed"
         );
+        if let (Some(client), false) = (&mut self.servers, loaded.program.served.is_empty()) {
+            client.end();
+        }
         if loaded.program.optimizer.is_some() {
             self.memory.state.step += 1;
             self.progress.sent_bytes += self.sent_bytes().saturating_sub(sent);
@@ -183,7 +195,8 @@ impl Engine {
 
     /// Bytes that this rank has sent in all its groups.
     fn sent_bytes(&self) -> u64 {
-        self.group.as_ref().map_or(0, |group| group.comms.sent_bytes())
+        let by_workers = self.servers.as_ref().map_or(0, ServerClient::sent_bytes);
+        self.group.as_ref().map_or(0, |group| group.comms.sent_bytes()) + by_workers
     }
 
     /// The results of the earlier steps of a program of several, in their order; the last one's are what it returned.
@@ -236,6 +249,13 @@ impl Engine {
             }
             Instr::Start(exchange) => self.start(loaded, *exchange),
             Instr::Wait(exchange) => self.wait(loaded, *exchange)?,
+            Instr::Push(range) => self.push_range(loaded, *range)?,
+            Instr::Pull(range) => self.pull_range(loaded, *range)?,
+            Instr::Await(range) => {
+                let began = Instant::now();
+                self.await_range(loaded, *range)?;
+                self.progress.waited += began.elapsed();
+            }
             Instr::Judge(of) => self.judge(loaded, of)?,
             Instr::JudgeOwn(of) => {
                 let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
@@ -570,6 +590,12 @@ impl Engine {
         let StepProgress { args, totals, clip, .. } = &self.progress;
         let grad_scale = (1.0 / totals[1]) as f32 * clip / args.loss_scale;
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
+    }
+
+    /// What this rank's samples weigh in the step, and what their gradients are multiplied by beside that.
+    pub(crate) fn pushed_weight(&self) -> (f64, f64) {
+        let StepProgress { args, counted, clip, .. } = &self.progress;
+        (counted.iter().map(|c| c.weight).sum(), f64::from(clip / args.loss_scale))
     }
 
     /// The rule and the hyperparameters for parameters that are learnt so.

@@ -140,6 +140,9 @@ impl GradBuffers {
                 | Instr::Add { .. }
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
+                | Instr::Push(_)
+                | Instr::Pull(_)
+                | Instr::Await(_)
                 | Instr::Judge(_)
                 | Instr::JudgeOwn(_)
                 | Instr::JudgeSteps(_)

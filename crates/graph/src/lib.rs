@@ -69,7 +69,8 @@ pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer, SumsOf};
 pub use precision::Precision;
 pub use program::{
-    Axis, Buffer, Coding, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, Weights,
+    Axis, Buffer, Coding, Collective, Exchange, Instr, Keeps, Microbatch, Program, Region, Role, ServedRange,
+    Weights,
 };
 pub use recompute::{recompute, recompute_parts};
 pub use shape::{DType, Shape};

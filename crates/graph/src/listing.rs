@@ -103,6 +103,20 @@ impl fmt::Display for Program {
                     writeln!(f, "{} = {} if updates were skipped", self.words(into), self.words(from))?;
                 }
                 Instr::ReadParams(of) => writeln!(f, "read parameters from {}", self.words(of))?,
+                Instr::Push(n) => {
+                    let of = &self.served[*n];
+                    let Range { start, end } = of.params;
+                    writeln!(f, "push grads {start}..{end} to server {}", of.server)?;
+                }
+                Instr::Pull(n) => {
+                    let of = &self.served[*n];
+                    let Range { start, end } = of.params;
+                    writeln!(f, "pull params {start}..{end} from server {}", of.server)?;
+                }
+                Instr::Await(n) => {
+                    let Range { start, end } = self.served[*n].params;
+                    writeln!(f, "await params {start}..{end}")?;
+                }
                 Instr::NextStep => writeln!(f, "next step")?,
                 Instr::Follow { decay } => writeln!(f, "average += (1 - {decay}) · (params - average)")?,
             }

@@ -167,6 +167,14 @@ impl Program {
             Instr::Update { .. } => Some(MomentLabel::new("update", MomentKind::Update)),
             Instr::Outer { .. } => Some(MomentLabel::new("outer step", MomentKind::Update)),
             Instr::Follow { .. } => Some(MomentLabel::new("average", MomentKind::Update)),
+            Instr::Push(n) => {
+                let name = format!("push to server {}", self.served[*n].server);
+                Some(MomentLabel::new(name, MomentKind::Send))
+            }
+            Instr::Await(n) => {
+                let name = format!("await server {}", self.served[*n].server);
+                Some(MomentLabel::new(name, MomentKind::Wait))
+            }
             Instr::Wait(number) => Some(self.exchange_label(*number, MomentKind::Wait, in_slots)),
             Instr::Start(number) => match self.exchanges[*number].op {
                 Collective::Send { .. } => Some(self.exchange_label(*number, MomentKind::Send, in_slots)),
@@ -184,6 +192,7 @@ impl Program {
             | Instr::JudgeOwn(_)
             | Instr::JudgeSteps(_)
             | Instr::Clip { .. }
+            | Instr::Pull(_)
             | Instr::ReadParams(_)
             | Instr::NextStep => None,
         }

@@ -173,6 +173,17 @@ pub struct Coding {
     pub coded: Region,
 }
 
+/// A range of the parameters that a parameter server holds and updates.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServedRange {
+    /// The server, by its number.
+    pub server: usize,
+    /// Which of that server's ranges it is.
+    pub number: usize,
+    /// Elements of the parameters' arena. Their gradients have the same place.
+    pub params: Range<usize>,
+}
+
 /// Who holds the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weights {
@@ -323,6 +334,12 @@ pub enum Instr {
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
+    /// Sends the gradients of a range to the server that holds it, by its number in the program. The server updates the range with them.
+    Push(usize),
+    /// Asks a server for a range; the answer is waited for later.
+    Pull(usize),
+    /// Waits for a range that was asked for, and takes it over.
+    Await(usize),
     /// Reads the totals of the step: pairs of weighted losses and weights, the tally of samples, then the caller's numbers. If the
     /// loss is not finite the step ends here, on every rank, and nothing has been updated; if it is scaled, updates are
     /// skipped instead.
@@ -422,6 +439,8 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// What is done together with other ranks.
     pub exchanges: Vec<Exchange>,
+    /// What parameter servers hold, if this rank has any.
+    pub served: Vec<ServedRange>,
     /// The instructions in order.
     pub instrs: Vec<Instr>,
     /// What updates do.
@@ -446,6 +465,7 @@ impl Program {
             slots: 1,
             buffers: Vec::new(),
             exchanges: Vec::new(),
+            served: Vec::new(),
             instrs: Vec::new(),
             optimizer: None,
             scaled: false,

@@ -10,7 +10,7 @@
 //! - [`links`]: connections to other ranks, made when two first talk, over which moves are run. [`loopback`]: links
 //!   between ranks of one process.
 //! - [`members`]: who the ranks of an elastic job are, and how that changes.
-//! - [`mailbox`]: letters between any two ranks, in any order.
+//! - [`mailbox`]: letters between any two ranks, in any order. [`servers`]: who may read and change the weights that servers hold.
 //! - [`secret`]: the secret that the ranks of a job share. [`seal`]: encryption between hosts. [`rendezvous`]: how
 //!   processes become ranks, and how two of them are connected. [`control`]: which ranks are alive. [`environment`]:
 //!   what an external launcher says.
@@ -45,6 +45,7 @@ pub mod report;
 pub mod seal;
 pub mod secret;
 pub mod segment;
+pub mod servers;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 pub mod socket;

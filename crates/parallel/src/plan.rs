@@ -29,6 +29,15 @@ pub enum Updates {
     AtOnce,
 }
 
+/// Parameter servers: the first ranks of the data axis host one each, beside their work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServerPlan {
+    /// How many there are; at most as many as ranks.
+    pub servers: usize,
+    /// Whether all ranks share every step. Otherwise a step is a block of samples of one worker, and no rank waits for another in it.
+    pub lockstep: bool,
+}
+
 /// How a step is split over ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
@@ -71,6 +80,8 @@ pub struct Plan {
     /// Whether ranks of the data axis take steps by themselves, `run_steps` at a time, and then average their weights; none: they sum
     /// gradients in every step.
     pub local: Option<LocalSteps>,
+    /// Whether parameter servers hold the weights, how many, and in which way.
+    pub servers: Option<ServerPlan>,
     /// With several tensor ranks: how parameters and states are split. Those that it does not name: as is best for each graph.
     pub layouts: StoredLayouts,
 }
@@ -151,6 +162,7 @@ impl Plan {
             cuts: Vec::new(),
             elastic: false,
             local: None,
+            servers: None,
             layouts: StoredLayouts::new(),
         }
     }
@@ -198,6 +210,10 @@ impl Plan {
         if self.elastic || self.local_steps().is_some() {
             return (Keeps::All, Weights::Own);
         }
+        if self.servers.is_some() {
+            // A rank keeps the moments of what the server beside it holds.
+            return (Keeps::OwnMoments, Weights::Own);
+        }
         let whole = !optimizer.by_element();
         let own_gradients = self.keeps == Keeps::OwnGradients;
         assert!(
@@ -216,7 +232,13 @@ impl Plan {
     /// Whether parameters are updated while gradients are computed.
     pub(crate) fn updates_at_once(&self, training: &Training) -> bool {
         let lone = self.mesh.ranks() == 1 && self.shards.is_none() && training.max_norm().is_none();
+        let lone = lone && self.servers.is_none();
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
+    }
+
+    /// Whether each worker does whole steps of its own, and pushes their gradients to servers when it likes.
+    pub fn is_free(&self) -> bool {
+        self.servers.is_some_and(|servers| !servers.lockstep)
     }
 
     /// Whether stages go on from step to step without a flush.

@@ -30,6 +30,12 @@
 //! In an elastic plan every rank keeps everything and updates everything, and no update comes before the last sum: a step that cannot
 //! be finished because a rank is lost has changed no parameter, and one that has begun to change them needs no other rank.
 //!
+//! # Parameter servers
+//! With servers each bucket is pushed to those that hold it, in as many parts as there are servers, when its gradients are complete; behind
+//! the last push all ranges are pulled, and awaited. No rank updates anything: the servers do. In lockstep that takes the place of the sums and
+//! updates, and the totals are summed as ever. Otherwise a step is one worker's alone: nothing is exchanged but pushes and pulls, and the
+//! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last.
+//!
 //! # Sharded gradients
 //! Where a rank keeps only its own shard of the gradients, buckets alternate between two buffers ([`GradBuffers`]):
 //! before the first gradient of bucket `k` is written, the sum of bucket `k - 2` is waited for and this rank's shard
@@ -50,8 +56,9 @@ use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
 use crate::local_steps;
-use crate::plan::{Plan, StepShape, Training};
+use crate::plan::{Plan, ServerPlan, StepShape, Training};
 use crate::reproducible;
+use crate::served::server_cuts;
 use crate::shard::{idle, sharded_range};
 use crate::split_tensors::measured;
 use crate::{stage_body, staged, staged_across};
@@ -83,6 +90,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         program.grad_buffers = Some(GradBuffers::new(buckets[0].iter().map(|b| b.range.clone()).collect()));
     }
     let bucket_cuts = |b: &Bucket| match plan.shards {
+        _ if plan.servers.is_some() => server_cuts(b.range.len(), plan),
         // There is one bucket, and the norm is that of fixed blocks.
         Some(_) => block_cuts(&bodies[0].graph, b.range.len(), plan.ranks()),
         None => cuts(b.range.len(), plan.ranks()),
@@ -136,11 +144,14 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         counted_elsewhere: counted_elsewhere(plan, &bodies[0]),
         sums_first: plan.elastic,
         by_itself: false,
+        served: plan.servers,
+        pushes_last: plan.servers.is_some() && training.max_norm().is_some(),
     };
     if let Some(local) = plan.local_steps() {
         local_steps::run(&mut lowering, local, shape, training);
         return lowering.program;
     }
+    lowering.list_served();
     let states = lowering.keep_states(training);
     if shape.steps > 1 {
         assert!(plan.is_flushless(), "only a schedule without a flush runs several steps as one");
@@ -280,6 +291,10 @@ pub(crate) struct Lowering {
     sums_first: bool,
     /// Whether this rank takes the step by itself, and others another one at the same time.
     pub(crate) by_itself: bool,
+    /// Whether servers hold the weights.
+    pub(crate) served: Option<ServerPlan>,
+    /// Whether nothing is pushed before all gradients are there.
+    pushes_last: bool,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -387,7 +402,8 @@ impl Lowering {
         let loss = graph.output("loss").map_or(0, |v| graph.value(v).producer.idx());
         let last_node = graph.nodes.len().saturating_sub(1);
         let n_sums = self.n_sums();
-        let totals_sum = (self.role.ranks > 1 && last)
+        let free = self.served.is_some_and(|servers| !servers.lockstep);
+        let totals_sum = (self.role.ranks > 1 && last && !free)
             .then(|| self.program.exchange(Collective::AllReduce, Axis::Data, totals.clone()));
         let mut from = 0;
         // Exchanges of values that are under way, and the first node that reads each.
@@ -416,7 +432,7 @@ impl Lowering {
                     self.push(Instr::Count { slot: self.slot, microbatch, into, tally });
                 }
                 self.program.instrs.extend(totals_sum.map(Instr::Start));
-                if self.at_once {
+                if self.at_once || (free && last) {
                     self.push(Instr::Judge(totals.clone()));
                 }
             }
@@ -436,10 +452,10 @@ impl Lowering {
             self.program.instrs.extend(totals_sum.map(Instr::Wait));
             if self.by_itself {
                 self.push(Instr::JudgeOwn(totals.clone()));
-            } else if !self.at_once {
+            } else if !self.at_once && !free {
                 self.push(Instr::Judge(totals.clone()));
             }
-            if let (1, true, Some(from)) = (self.role.ranks, self.continues, self.accumulated.clone()) {
+            if let (true, true, Some(from)) = (n_sums == 0, self.continues, self.accumulated.clone()) {
                 self.push(Instr::Add { from, into: Region::Grads(0..self.grad_len()) });
             }
         } else {
@@ -491,7 +507,11 @@ impl Lowering {
 
     /// Sums of buckets over the ranks in each round. Reproducible steps have a tree instead.
     fn n_sums(&self) -> usize {
-        if self.role.ranks > 1 && self.role.shards.is_none() { self.cuts.len() } else { 0 }
+        let sums = match self.served {
+            Some(_) => !self.pushes_last,
+            None => self.role.ranks > 1 && self.role.shards.is_none(),
+        };
+        if sums { self.cuts.len() } else { 0 }
     }
 
     /// Whether this rank exchanges values along an axis in a round. Of ranks that split the batch some may be without samples,
@@ -527,6 +547,9 @@ impl Lowering {
         } else if let (true, Some(sums)) = (self.continues, &self.accumulated) {
             let from = sums.part(range.clone());
             self.push(Instr::Add { from, into: of.clone() });
+        }
+        if self.served.is_some() {
+            return self.push_bucket(k);
         }
         let op = match self.role.sharded() {
             true => Collective::ReduceScatter(self.cuts[k].clone()),
@@ -635,6 +658,9 @@ impl Lowering {
     }
 
     pub(crate) fn updates(&mut self, training: &Training, bodies: &[Arc<Body>]) {
+        if self.served.is_some() {
+            return self.serve_updates(training);
+        }
         let own = self.own_regions();
         let whole = !training.optimizer.by_element() || self.role.ranks == 1;
         let n_sums = self.sums.len();

@@ -342,6 +342,8 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
         }
         // Parameters and velocity are read and written, and where they came from is read.
         Instr::Outer { from, .. } => vec![Work::pass(WorkKind::Add, 5.0 * bytes(from))],
+        // Nothing here knows how fast servers are: jobs with servers are not planned.
+        Instr::Push(_) | Instr::Pull(_) | Instr::Await(_) => Vec::new(),
         Instr::ReadParams(_) | Instr::NextStep => Vec::new(),
         Instr::Follow { .. } => {
             let numel = program.graph().param_numel();

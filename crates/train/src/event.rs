@@ -222,6 +222,13 @@ pub struct Summary {
     /// Bytes that ranks have sent to each other in steps of training since the run was started or resumed, all together: over
     /// sockets, without the heads of frames. Not known under MPI; 0 where ranks share memory.
     pub wire_bytes: u64,
+    /// With parameter servers: how many updates came between the weights that a gradient is of and the update with it, at most; since the
+    /// run was started or resumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness_max: Option<u64>,
+    /// The same on the average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness_mean: Option<f64>,
     /// What changes of ranks cost, in an elastic run.
     #[serde(flatten)]
     pub membership: Option<MembershipCost>,

@@ -385,6 +385,11 @@ impl Learner {
                 let earlier = self.engine.earlier_steps();
                 let later = earlier.iter().skip_while(|totals| totals.loss.is_finite()).count();
                 let step = self.engine.steps_done() - later as u64;
+                if self.lowering.plan.is_free() {
+                    // No other rank knows of it yet; what this one says when it fails ends their waits.
+                    let place = place.unwrap_or_else(|| "the loss itself".into());
+                    return Err(TrainError::NotFinite { step, loss, place });
+                }
                 return Err(self.not_finite(step, loss, place)?);
             }
             outcome => outcome?,

@@ -67,6 +67,34 @@ fn a_program_says_what_travels_coded() {
     assert!(!alone.keeps_residual());
 }
 
+/// With servers nothing is summed and nothing is updated here: each bucket is pushed to all servers, and behind the last push everything is pulled.
+#[test]
+fn a_program_says_what_is_pushed_and_pulled() {
+    let (servers, lockstep) = (2, false);
+    let mesh = Mesh::data(3);
+    let free = Plan { mesh, servers: Some(ServerPlan { servers, lockstep }), keeps: Keeps::All, ..plan() };
+    let program = lower(&free, &ADAM);
+    let said = program.to_string();
+    assert!(program.exchanges.is_empty() && !said.contains("update params"), "{said}");
+    let words = ["judge", "push", "pull", "await"];
+    let word = |line: &str| words.iter().copied().find(|word| line.trim_start().starts_with(word));
+    let order: Vec<&str> = said.lines().filter_map(word).collect();
+    let want = [vec!["judge"], vec!["push"; 8], vec!["pull"; 8], vec!["await"; 8]].concat();
+    assert_eq!(order, want, "{said}");
+    assert!(said.contains("push grads 0..1024 to server 0\n"), "{said}");
+    assert!(said.contains("await params 1024..2304\n"), "{said}");
+    // A rank without a server keeps no moments.
+    let role = program.role.clone().unwrap();
+    assert_eq!(role.parts.iter().map(|p| p.iter().map(Range::len).sum::<usize>()).sum::<usize>(), 9216);
+    assert!(role.parts[2].iter().all(Range::is_empty));
+    // In lockstep the totals are summed as ever; clipping waits for all gradients.
+    let together = Plan { servers: Some(ServerPlan { servers, lockstep: true }), ..free.clone() };
+    let program = lower(&together, &ADAM);
+    assert_eq!(program.exchanges.len(), 1, "{program}");
+    let said = lower(&free, &Training { clip: Some(1.0), ..ADAM }).to_string();
+    assert!(said.find("clip").unwrap() < said.find("push grads").unwrap(), "{said}");
+}
+
 /// A step with a scaled loss says where it may skip updates, and what it puts back then; its buffer is planned as all are.
 #[test]
 fn a_program_says_what_a_skipped_step_puts_back() {

@@ -327,6 +327,9 @@ fn summary_text(s: &Summary) -> String {
         let mb = s.wire_bytes as f64 / 1e6;
         let _ = write!(text, "\n  sent between ranks   {mb:.1} MB in steps of training");
     }
+    if let (Some(mean), Some(max)) = (s.staleness_mean, s.staleness_max) {
+        let _ = write!(text, "\n  age of gradients     {mean:.2} updates on the average, {max} at most");
+    }
     if s.ending == Ending::Interrupted {
         let _ = writeln!(text, "\n  to go on: {}", Summary::resume_hint(&s.output));
         return text;

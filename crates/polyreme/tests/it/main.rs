@@ -22,6 +22,7 @@ mod plan;
 mod planned;
 mod ranks;
 mod saved;
+mod servers;
 mod tables;
 mod targets;
 mod texts;

@@ -253,6 +253,8 @@ impl Default for ParallelSpec {
             sync: SyncKind::AllReduce,
             every: 50,
             outer: None,
+            staleness: 3,
+            servers: 1,
             elastic: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),

@@ -9,7 +9,7 @@ use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
-use super::sync::{self, EVERY_MAX, SyncKind};
+use super::sync::{self, EVERY_MAX, STALENESS_MAX, SyncKind};
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
 
@@ -34,6 +34,8 @@ section! { ParallelSpec => {
         "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
         "every" => s.sync != SyncKind::Local,
+        "staleness" => s.sync != SyncKind::PsBounded,
+        "servers" => !s.sync.has_servers(),
         _ => false,
     };
     section.unwritten(idle).check(check)
@@ -106,6 +108,10 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         every: whole(1..=EVERY_MAX) => |s| Some(&mut s.every); or "50";
         /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
         outer: maybe(table()) => |s| Some(&mut s.outer);
+        /// with `sync = "ps-bounded"`: how many steps a rank may be ahead of the slowest when it asks for weights
+        staleness: whole(0..=STALENESS_MAX) => |s| Some(&mut s.staleness); or "3";
+        /// with `sync = "ps"`, `"ps-bounded"` or `"ps-async"`: how many parameter servers hold the weights; the first ranks host one each
+        servers: whole(1..=RANKS_MAX) => |s| Some(&mut s.servers); or "1";
         /// ranks may be lost and may join while training goes on, see `docs/elastic.md`
         elastic: maybe(table()) => |s| Some(&mut s.elastic);
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or

@@ -364,6 +364,10 @@ pub struct ParallelSpec {
     pub every: usize,
     /// With local steps: the outer step; `None`: weights become the mean of the replicas'.
     pub outer: Option<OuterSpec>,
+    /// With `"ps-bounded"`: how far a rank may be ahead of the slowest.
+    pub staleness: usize,
+    /// How many parameter servers there are, if they hold the weights.
+    pub servers: usize,
     /// Whether ranks may come and go, and how many there may be.
     pub elastic: Option<Elastic>,
     /// How a step's samples are shared out.

@@ -2,17 +2,22 @@
 
 use std::ops::Bound;
 
+use polyreme_dtype::DType;
+use polyreme_parallel::ServerPlan;
+
 use super::cursor::Cursor;
 use super::declare::{keys, section};
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec};
+use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::types::{Type, one_of, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
 /// More than this is a slip: the outer step would leap far beyond the replicas' mean.
 const OUTER_LR: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(10.0) };
+/// A rank that is further ahead than this is not held back at all.
+pub(super) const STALENESS_MAX: u64 = 1 << 20;
 /// A momentum of 1 never forgets.
 const OUTER_MOMENTUM: Bounds = Bounds { low: Bound::Included(0.0), high: Bound::Excluded(1.0) };
 
@@ -24,6 +29,12 @@ pub enum SyncKind {
     AllReduce,
     /// Each takes steps of its own, and after some of them their weights are averaged.
     Local,
+    /// Parameter servers hold the weights, and apply the gradients of all ranks together.
+    Ps,
+    /// They apply gradients as they come, and no rank runs far ahead.
+    PsBounded,
+    /// They apply gradients as they come.
+    PsAsync,
 }
 
 /// What is done with the mean of the replicas' weights, beside taking it over.
@@ -43,13 +54,25 @@ impl Default for OuterSpec {
 
 impl SyncKind {
     /// All of them.
-    pub const ALL: [SyncKind; 2] = [SyncKind::AllReduce, SyncKind::Local];
+    pub const ALL: [SyncKind; 5] =
+        [SyncKind::AllReduce, SyncKind::Local, SyncKind::Ps, SyncKind::PsBounded, SyncKind::PsAsync];
+
+    /// Whether parameter servers hold the weights.
+    pub fn has_servers(self) -> bool {
+        match self {
+            SyncKind::AllReduce | SyncKind::Local => false,
+            SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync => true,
+        }
+    }
 
     /// The name, as a job file has it.
     pub fn name(self) -> &'static str {
         match self {
             SyncKind::AllReduce => "allreduce",
             SyncKind::Local => "local",
+            SyncKind::Ps => "ps",
+            SyncKind::PsBounded => "ps-bounded",
+            SyncKind::PsAsync => "ps-async",
         }
     }
 
@@ -59,6 +82,11 @@ impl SyncKind {
             SyncKind::Local => {
                 "each rank of `data` takes `every` steps with weights of its own, which are then averaged"
             }
+            SyncKind::Ps => "parameter servers apply the gradients of all ranks together in every step",
+            SyncKind::PsBounded => {
+                "ranks do steps as they come to them, `staleness` ahead of the slowest; servers apply gradients on arrival"
+            }
+            SyncKind::PsAsync => "ranks do steps as they come to them; servers apply gradients on arrival",
         }
     }
 }
@@ -81,6 +109,7 @@ section! { OuterSpec => {
 
 /// What ways to agree do not go together with.
 pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
+    check_servers(spec, c);
     if spec.sync != SyncKind::Local {
         // A run that goes on with another way to agree has them from before.
         for key in ["every", "outer"].into_iter().filter(|key| c.has(key) && !c.has("sync")) {
@@ -125,6 +154,7 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
 
 /// What does not go together with `[train]`; `c` is in `[parallel]`.
 pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
+    check_servers_with(spec, train, c);
     if spec.sync != SyncKind::Local {
         return;
     }
@@ -136,5 +166,98 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     if train.precision == PrecisionKind::F16 {
         let why = "does not work with `train.precision = \"f16\"`: ranks find the scale of the loss together, in every step";
         refuse(why, "use precision = \"bf16\"");
+    }
+}
+
+/// What parameter servers do not go together with.
+fn check_servers(spec: &ParallelSpec, c: &Cursor) {
+    // A run that goes on with another way to agree has these keys from before.
+    let alone = |key: &str| c.has(key) && !c.has("sync");
+    if spec.sync != SyncKind::PsBounded && alone("staleness") {
+        let hint = "write sync = \"ps-bounded\", or leave `staleness` out";
+        c.fault("staleness", "`parallel.staleness` says how far ranks may run ahead of each other", hint);
+    }
+    if !spec.sync.has_servers() {
+        if alone("servers") {
+            let hint = "write sync = \"ps\", \"ps-bounded\" or \"ps-async\", or leave `servers` out";
+            c.fault("servers", "`parallel.servers` is for weights that servers hold", hint);
+        }
+        return;
+    }
+    let name = spec.sync.name();
+    let refuse = |why: &str, hint: &str| c.fault("sync", format!("`parallel.sync = \"{name}\"` {why}"), hint);
+    let one_out = "leave one of them out";
+    if spec.reproducible {
+        let why = match spec.sync {
+            SyncKind::Ps => {
+                "adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree"
+            }
+            _ => "applies gradients as they come, and `reproducible` wants the same order every time",
+        };
+        refuse(why, "leave one of them out; sync = \"allreduce\" is reproducible");
+    }
+    if spec.sync_batch_norm {
+        refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);
+    }
+    let axes = [("tensor", spec.tensor > 1), ("stage", spec.stage > 1), ("sequence", spec.sequence > 1)];
+    let others = [
+        ("shard_weights", spec.shard_weights),
+        ("shard_gradients", spec.shard_gradients),
+        ("shard_optimizer", spec.shard_optimizer == Some(true)),
+        ("wire", spec.wire.is_some()),
+        ("elastic", spec.elastic.is_some()),
+    ];
+    for (key, _) in axes.into_iter().chain(others).filter(|(_, set)| *set) {
+        refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
+    }
+    if let Transport::Mpi = spec.transport {
+        refuse("needs ranks that were not started by MPI", "write transport = \"tcp\"");
+    }
+    if let Balance::Auto | Balance::Given(_) = spec.balance {
+        let why = "shares samples out equally, or as ranks come to them, and not by `balance`";
+        refuse(why, "leave `balance` out");
+    }
+    if let Some(key) = spec.open.names().first() {
+        let why = format!("is not known to the planner, which `{key} = \"auto\"` asks");
+        refuse(&why, "leave `sync` out, or write numbers for the axes");
+    }
+}
+
+/// What of `[train]` parameter servers do not go together with.
+fn check_servers_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
+    if !spec.sync.has_servers() {
+        return;
+    }
+    let name = spec.sync.name();
+    let refuse = |why: &str, hint: &str| c.fault("sync", format!("`parallel.sync = \"{name}\"` {why}"), hint);
+    if train.ema.is_some() {
+        let why = "does not work with `train.ema`, which follows the weights of every step";
+        refuse(why, "leave one of them out");
+    }
+    if let PrecisionKind::F16 | PrecisionKind::Auto = train.precision {
+        let why = "does not work with `train.precision = \"f16\"` or \"auto\": ranks find the scale of the loss together";
+        refuse(why, "use precision = \"f32\" or \"bf16\"");
+    }
+    if !train.optimizer.rule.by_element() {
+        let why = format!(
+            "does not work with the optimizer \"{}\", which needs whole tensors: servers hold parts of them",
+            train.optimizer.kind()
+        );
+        refuse(&why, "choose \"adamw\" or \"sgd\"");
+    }
+    if train.optimizer.moments != DType::F32 {
+        refuse("keeps the optimizer's state in f32", "leave `train.optimizer.moments` out");
+    }
+    if spec.sync == SyncKind::Ps && train.clip.is_some() {
+        let why = "does not work with `train.clip`: no server has the sum of all gradients";
+        refuse(why, "leave `clip` out; \"ps-async\" and \"ps-bounded\" clip each gradient by itself");
+    }
+}
+
+impl ParallelSpec {
+    /// The servers of a plan, if there are to be any.
+    pub fn server_plan(&self) -> Option<ServerPlan> {
+        let lockstep = self.sync == SyncKind::Ps;
+        self.sync.has_servers().then_some(ServerPlan { servers: self.servers, lockstep })
     }
 }

@@ -83,8 +83,13 @@ impl Run {
         self.learner.average_states()?;
         self.learner.swap_average()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
+        // Workers that take whole steps share an evaluation all the same.
+        let weights = match self.prepared.learner.plan.is_free() {
+            true => vec![1.0; self.prepared.ranks()],
+            false => self.prepared.cut.weights.clone(),
+        };
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
-        let scores = evaluate(&mut judge, set, &transform, 1, &self.prepared.cut.weights)?;
+        let scores = evaluate(&mut judge, set, &transform, 1, &weights)?;
         self.learner.swap_average()?;
         Ok(scores)
     }

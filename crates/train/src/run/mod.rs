@@ -32,6 +32,7 @@ mod ranks;
 mod replicas;
 mod seats;
 pub(crate) mod served;
+mod servers;
 mod snapshot;
 mod step;
 mod train;

@@ -269,7 +269,8 @@ impl Prepared {
 
     /// A rank's place along the data axis, which says what samples it has.
     pub fn data_rank(&self, rank: usize) -> usize {
-        self.mesh().place(rank, Axis::Data)
+        // A worker that takes blocks does each of them alone.
+        if self.learner.plan.is_free() { 0 } else { self.mesh().place(rank, Axis::Data) }
     }
 
     /// The same for so many ranks, whatever the job says.
@@ -283,10 +284,14 @@ impl Prepared {
             Balance::Given(weights) => weights.clone(),
             Balance::Hosts | Balance::Equal | Balance::Auto => vec![1.0; data],
         };
+        if let Some(servers) = self.learner.plan.servers.filter(|plan| plan.servers > data) {
+            let (n, hint) = (servers.servers, "a rank hosts one server at most; use fewer, or more ranks");
+            return Err(TrainError::Mesh(format!("`parallel.servers` of {n} for {data} ranks: {hint}")));
+        }
         if weights.len() != data {
             return Err(TrainError::Balance { got: weights.len(), want: data });
         }
-        self.cut.weights = weights;
+        self.cut.weights = if self.learner.plan.is_free() { vec![1.0] } else { weights };
         let (pace, cut) = (self.pace, &self.cut);
         let short = |n: &usize| *n > 0 && cut.least(pace, *n) == 0;
         let meets = self.learner.plan.norms == Norms::Synchronised && data > 1;
@@ -480,6 +485,7 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
         updates: if spec.elastic.is_some() { Updates::AtEnd } else { Updates::AtOnce },
         elastic: spec.elastic.is_some(),
         local: local_steps(spec),
+        servers: spec.server_plan(),
         pipeline: spec.schedule,
         cuts: spec.cuts.clone(),
         shard_weights: spec.shard_weights,
@@ -500,7 +506,9 @@ fn flushes(job: &Job, pace: Pace, data: usize) -> Flushes {
     let most = match parallel.sync {
         SyncKind::Local if data > 1 => parallel.every,
         SyncKind::AllReduce | SyncKind::Local if parallel.is_flushless() => parallel.flush_every,
-        SyncKind::AllReduce | SyncKind::Local => return Flushes::every_step(),
+        SyncKind::AllReduce | SyncKind::Local | SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync => {
+            return Flushes::every_step();
+        }
     };
     let every = job.saves_every(pace).chain([job.evaluates_every(pace)]).collect();
     Flushes::new(most, every, pace.total_steps(job.train.length))

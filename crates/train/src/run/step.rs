@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use polyreme_data::{Loader, LoaderOptions, Span, counted_of, time_of};
+use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, counted_of, time_of};
 use polyreme_parallel::Norms;
 
 use super::prepared::Prepared;
@@ -14,11 +14,11 @@ use crate::event::{Event, Observer};
 use crate::job::{Balance, Source};
 use crate::learner::{MicrobatchData, RankStep, StepResult};
 use crate::mixup;
-use crate::pace::{RankShare, StepKind};
+use crate::pace::{Pace, RankShare, StepKind};
 use crate::talk;
 
 /// What rank 0 adds to the sum of wishes if it is time for a checkpoint: more than there are ranks who wish to stop.
-const SAVE: u64 = 1 << 32;
+pub(super) const SAVE: u64 = 1 << 32;
 /// The same if it is time to look at the ranks' speeds.
 const LOOK: u64 = SAVE << 1;
 /// The same if the ranks of an elastic run are to change after this step.
@@ -30,14 +30,8 @@ impl Run {
         let (pace, first) = (self.prepared.pace, self.learner.steps_done());
         let (order, part) = (self.prepared.order(0), self.part.clone());
         let set = self.prepared.fills_by_step().then(|| self.prepared.sets.train.clone());
-        let plan = (first..steps).flat_map(move |step| {
-            let (order, start) = (order.of_epoch(pace.epoch(step)), pace.start(step));
-            let time = set.as_ref().and_then(|set| time_of(set.as_ref(), order, start, pace.len(step)));
-            let microbatches = part.microbatches(step).iter().filter(|p| p.len > 0);
-            microbatches
-                .map(|p| Span { order, start: start + p.offset, len: p.len, time })
-                .collect::<Vec<_>>()
-        });
+        let plan =
+            (first..steps).flat_map(move |step| spans_of_step(step, pace, order, &part, set.as_deref()));
         let data = &self.prepared.job.data;
         let cheap = !matches!(data.source, Source::Images { .. });
         let threads = data.threads.unwrap_or(if cheap { 1 } else { self.prepared.threads });
@@ -47,7 +41,21 @@ impl Run {
             prefetch: data.prefetch,
             seed: self.prepared.job.train.seed,
         };
-        Ok(Loader::start(self.prepared.sets.train.clone(), self.prepared.transform()?, plan, options))
+        let (set, transform) = (self.prepared.sets.train.clone(), self.prepared.transform()?);
+        let Some(servers) = self.servers.as_ref().filter(|_| self.is_free()) else {
+            return Ok(Loader::start(set, transform, plan, options));
+        };
+        // Which block comes next is known when it is leased: it is loaded when it is asked for.
+        let spans = servers.spans.clone();
+        let next = move || spans.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
+        let options = LoaderOptions { threads: 0, ..options };
+        Ok(Loader::start(set, transform, std::iter::from_fn(next), options))
+    }
+
+    /// This rank's samples of a step.
+    pub(super) fn spans_of(&self, step: u64) -> Vec<Span> {
+        let set = self.prepared.fills_by_step().then(|| self.prepared.sets.train.clone());
+        spans_of_step(step, self.prepared.pace, self.prepared.order(0), &self.part, set.as_deref())
     }
 
     /// This rank's part of the steps up to the next flush, which are one step unless the schedule has none between steps. Returns what
@@ -121,13 +129,7 @@ impl Run {
             pulse.timings.note(units, busy.as_secs_f64());
         }
         self.waited_last = last.waited;
-        let wished = last.extra[0] as u64;
-        let wishes = Wishes {
-            stop: !wished.is_multiple_of(SAVE),
-            save: wished & SAVE > 0,
-            look: wished & LOOK > 0,
-            change: wished & CHANGE > 0,
-        };
+        let wishes = wishes_of(last.extra[0]);
         if let Some(pulse) = &mut self.pulse {
             pulse.n_steps += results.len() as u64;
         }
@@ -207,6 +209,31 @@ impl Run {
     }
 }
 
+/// The samples of a step that a rank has, a span for each microbatch.
+fn spans_of_step(
+    step: u64,
+    pace: Pace,
+    order: Order,
+    part: &RankShare,
+    set: Option<&dyn Dataset>,
+) -> Vec<Span> {
+    let (order, start) = (order.of_epoch(pace.epoch(step)), pace.start(step));
+    let time = set.and_then(|set| time_of(set, order, start, pace.len(step)));
+    let microbatches = part.microbatches(step).iter().filter(|p| p.len > 0);
+    microbatches.map(|p| Span { order, start: start + p.offset, len: p.len, time }).collect()
+}
+
+/// What the sum of all ranks' wishes says.
+pub(super) fn wishes_of(sum: f64) -> Wishes {
+    let wished = sum as u64;
+    Wishes {
+        stop: !wished.is_multiple_of(SAVE),
+        save: wished & SAVE > 0,
+        look: wished & LOOK > 0,
+        change: wished & CHANGE > 0,
+    }
+}
+
 fn weights_of(counts: &[usize]) -> Vec<f64> {
     counts.iter().map(|n| *n as f64).collect()
 }
@@ -238,8 +265,9 @@ impl Pulse {
             Balance::Hosts => apart,
             Balance::Equal | Balance::Given(_) => false,
         };
-        let by_themselves = prepared.learner.plan.local_steps().is_some();
-        if parallel.replica_ranks() > 1 || prepared.ranks() == 1 || by_themselves || !(balances || apart) {
+        let (plan, ranks) = (&prepared.learner.plan, prepared.ranks());
+        let by_themselves = plan.local_steps().is_some() || plan.servers.is_some();
+        if parallel.replica_ranks() > 1 || ranks == 1 || by_themselves || !(balances || apart) {
             return None;
         }
         let (counts, unit) = prepared.cut.units(prepared.pace.batch);

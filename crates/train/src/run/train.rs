@@ -22,6 +22,7 @@ use super::folder::{Hold, hold_given};
 use super::frozen::write_frozen;
 use super::kernels;
 use super::prepared::{Prepared, is_of_validation};
+use super::servers::Servers;
 use super::snapshot::{Progress, hand_over, load_weights, restore, restore_weights, start_from};
 use super::step::Pulse;
 use crate::checkpoint::{self, CheckpointError, Loaded};
@@ -75,6 +76,8 @@ pub(super) struct Run {
     load: Option<FollowedLoad>,
     /// What a step that is not finished must give back, if ranks may be lost.
     pub(super) undo: Option<Undo>,
+    /// The servers that hold the weights, if there are any.
+    pub(super) servers: Option<Servers>,
     /// Whether what follows the last step (evaluation, checkpoint) is done.
     pub(super) ended: bool,
 }
@@ -159,6 +162,7 @@ impl Run {
             pulse: Pulse::new(&prepared, rank),
             load: followed_load(&prepared, rank),
             undo: prepared.job.parallel.elastic.map(|_| Undo::default()),
+            servers: None,
             ended: true,
             prepared,
         })
@@ -231,7 +235,7 @@ impl Run {
         }
         self.saved_step = done;
         self.saved = Instant::now();
-        Ok(())
+        self.start_servers()
     }
 
     /// Whether the data are those that the run began with, which `progress` knows; from now on it knows these.
@@ -306,7 +310,10 @@ impl Run {
         let mut ending = Ending::Finished;
         while self.learner.steps_done() < steps {
             let first = self.learner.steps_done();
-            let (results, wishes) = self.steps(&mut loader, first, steps, observer)?;
+            let (results, wishes) = match self.is_free() {
+                true => self.segment(&mut loader, first, steps, observer)?,
+                false => self.steps(&mut loader, first, steps, observer)?,
+            };
             // Without a flush between steps, what each came to is known behind the last of them.
             for (step, result) in (first..).zip(&results) {
                 self.note(step, steps, *result, &loader, observer)?;
@@ -485,6 +492,7 @@ impl Run {
         }
         let began = Instant::now();
         let peak_mib = self.prepared.peak_bytes.map(|peak| peak() as f64 / f64::from(1 << 20));
+        self.settle_servers();
         let progress = Progress { seconds: self.seconds(), peak_mib, ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {
@@ -542,6 +550,8 @@ impl Run {
         }
         let mut wire_bytes = [self.learner.engine().wire_bytes() as i64];
         self.learner.comm().all_reduce(&mut wire_bytes, Reduce::Sum)?;
+        let served = self.end_servers()?;
+        let stale = served.as_ref().map(|end| end.staleness);
         let summary = Summary {
             steps: self.saved_step,
             seconds,
@@ -553,7 +563,9 @@ impl Run {
             ending,
             model_step,
             ledger,
-            wire_bytes: wire_bytes[0] as u64,
+            wire_bytes: wire_bytes[0] as u64 + served.map_or(0, |end| end.sent_bytes),
+            staleness_max: stale.map(|stale| stale.max),
+            staleness_mean: stale.map(|stale| stale.sum as f64 / stale.count.max(1) as f64),
             membership: observer.membership(),
         };
         if let Some(files) = self.files.take() {

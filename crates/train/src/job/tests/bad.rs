@@ -825,6 +825,36 @@ fn ranks_and_shards() {
         "leave `sync` out, or `elastic`",
     );
     row(
+        "staleness = 2",
+        "`parallel.staleness` says how far ranks may run ahead of each other",
+        "write sync = \"ps-bounded\", or leave `staleness` out",
+    );
+    row(
+        "servers = 2",
+        "`parallel.servers` is for weights that servers hold",
+        "write sync = \"ps\", \"ps-bounded\" or \"ps-async\", or leave `servers` out",
+    );
+    row(
+        "sync = \"ps\"\nreproducible = true",
+        "`parallel.sync = \"ps\"` adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree",
+        "leave one of them out; sync = \"allreduce\" is reproducible",
+    );
+    row(
+        "sync = \"ps-async\"\nelastic = {}",
+        "`parallel.sync = \"ps-async\"` works where each rank has the whole model, and not with `elastic`",
+        "leave one of them out",
+    );
+    row(
+        "sync = \"ps-bounded\"\nbalance = \"auto\"",
+        "`parallel.sync = \"ps-bounded\"` shares samples out equally, or as ranks come to them, and not by `balance`",
+        "leave `balance` out",
+    );
+    row(
+        "sync = \"ps-async\"\ntransport = \"mpi\"",
+        "`parallel.sync = \"ps-async\"` needs ranks that were not started by MPI",
+        "write transport = \"tcp\"",
+    );
+    row(
         "shards = 4",
         "`parallel.shards` is for reproducible runs",
         "write reproducible = true, or leave `shards` out",

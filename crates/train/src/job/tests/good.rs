@@ -227,6 +227,8 @@ fn every_key_is_read() {
         sync: SyncKind::AllReduce,
         every: 50,
         outer: None,
+        staleness: 3,
+        servers: 1,
         elastic: None,
         patience: 3.0,
         stall: 90.5,
@@ -453,6 +455,20 @@ fn elastic_jobs_are_read_and_written() {
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         assert_eq!(job.parallel.elastic, Some(want), "{lines}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
+    }
+}
+
+#[test]
+fn servers_may_hold_the_weights() {
+    for (lines, want) in [
+        ("sync = \"ps\"", (SyncKind::Ps, 1, 3)),
+        ("sync = \"ps-bounded\"\nstaleness = 0\nservers = 4", (SyncKind::PsBounded, 4, 0)),
+        ("sync = \"ps-async\"\nservers = 2", (SyncKind::PsAsync, 2, 3)),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
+        let ParallelSpec { sync, servers, staleness, .. } = job.parallel;
+        assert_eq!((sync, servers, staleness), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
     }
 }

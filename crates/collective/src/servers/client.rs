@@ -1,0 +1,224 @@
+//! A worker's end: pushes, pulls and leases.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_net::Report;
+use polyreme_net::mailbox::{Class, Label, Letter, Payload};
+
+use super::letters::{
+    NO_BLOCK, PUSH_HEAD, kind, label, place_of, read_floats, session_and_clock, write_floats,
+};
+use super::{ServerMail, failed, report_of};
+
+/// The server that has the leases.
+const LEASES_AT: usize = 0;
+
+/// What a worker that asked for a block is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaseAnswer {
+    /// A block to compute.
+    Block(u64),
+    /// There is none now; another answer follows.
+    Rest,
+    /// The segment is over.
+    Over {
+        /// The first block that is not of it.
+        end: u64,
+    },
+}
+
+/// A worker's end of its servers.
+pub struct ServerClient {
+    mail: ServerMail,
+    servers: usize,
+    session: u64,
+    joined: bool,
+    clock: u64,
+    block: u64,
+    /// How many questions it has asked.
+    asked: u64,
+    /// By range and server: memory of letters, used again when the last one was sent.
+    rooms: BTreeMap<(usize, usize), Arc<Vec<u8>>>,
+    /// Weights that came before they were waited for, by server and range.
+    came: BTreeMap<(usize, usize), Letter>,
+    /// Answers of the leases.
+    told: VecDeque<LeaseAnswer>,
+    sent_bytes: u64,
+}
+
+impl ServerClient {
+    /// The end of this rank; servers are beside the first ranks.
+    pub fn new(mail: ServerMail, servers: usize) -> ServerClient {
+        ServerClient {
+            mail,
+            servers,
+            session: 0,
+            joined: false,
+            clock: 0,
+            block: 0,
+            asked: 0,
+            rooms: BTreeMap::new(),
+            came: BTreeMap::new(),
+            told: VecDeque::new(),
+            sent_bytes: 0,
+        }
+    }
+
+    /// Bytes that this worker has put on the wire.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Begins a session with all servers, unless there is one.
+    pub fn join(&mut self) -> Result<(), Report> {
+        if !self.joined {
+            (self.session, self.clock, self.joined) = (self.session + 1, 0, true);
+            self.tell_all(kind::JOIN)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the session: no worker waits for this one any more.
+    pub fn leave(&mut self) -> Result<(), Report> {
+        if self.joined {
+            self.joined = false;
+            self.tell_all(kind::LEAVE)?;
+        }
+        Ok(())
+    }
+
+    /// The gradients that follow are of this block.
+    pub fn begin(&mut self, block: u64) {
+        self.block = block;
+    }
+
+    /// All ranges of the block were pushed, and the weights have come.
+    pub fn end(&mut self) {
+        self.clock += 1;
+    }
+
+    /// Pushes the gradient of a range. `weight` is that of its samples, `scale` what it is to be multiplied by.
+    pub fn push(
+        &mut self,
+        (server, range): (usize, usize),
+        (weight, scale): (f64, f64),
+        gradient: &[f32],
+    ) -> Result<(), Report> {
+        let room = self.rooms.entry((server, range)).or_default();
+        let mut bytes = Arc::get_mut(room).map(std::mem::take).unwrap_or_default();
+        bytes.clear();
+        bytes.reserve(PUSH_HEAD + 4 * gradient.len());
+        bytes.extend_from_slice(&weight.to_le_bytes());
+        bytes.extend_from_slice(&scale.to_le_bytes());
+        write_floats(gradient, &mut bytes);
+        *room = Arc::new(bytes);
+        let payload = Payload::from(room.clone());
+        let label = label(kind::PUSH, self.session, self.clock, place_of(self.block, range));
+        self.post(server, Class::Data, label, payload)
+    }
+
+    /// Asks for a range, as it is when this block is in it.
+    pub fn pull(&mut self, at: (usize, usize)) -> Result<(), Report> {
+        self.ask_for(at, self.clock + 1)
+    }
+
+    /// Asks for a range as it is.
+    pub fn pull_now(&mut self, at: (usize, usize)) -> Result<(), Report> {
+        self.ask_for(at, self.clock)
+    }
+
+    fn ask_for(&mut self, (server, range): (usize, usize), clock: u64) -> Result<(), Report> {
+        // Behind the pushes, in their class.
+        let label = label(kind::PULL, self.session, clock, range as u64);
+        self.post(server, Class::Data, label, Payload::from(Vec::new()))
+    }
+
+    /// Waits for a range that was asked for.
+    pub fn receive(&mut self, at: (usize, usize), into: &mut [f32]) -> Result<(), Report> {
+        loop {
+            if let Some(letter) = self.came.remove(&at) {
+                if letter.len() != 4 * into.len() {
+                    let what = format!("it sent {} bytes for {} weights", letter.len(), into.len());
+                    return Err(failed(at.0, what));
+                }
+                read_floats(&letter, into);
+                return Ok(());
+            }
+            self.take()?;
+        }
+    }
+
+    /// Whether the server beside this rank has the leases.
+    pub fn is_beside_leases(&self) -> bool {
+        self.mail.rank() == LEASES_AT
+    }
+
+    /// Begins a segment: these blocks are to be done. Only for the rank beside the leases.
+    pub fn open(&mut self, segment: u64, blocks: Range<u64>) -> Result<(), Report> {
+        let label = Label { kind: kind::OPEN, ticket: segment, place: blocks.start };
+        self.post(LEASES_AT, Class::Data, label, Payload::from(blocks.end.to_le_bytes().to_vec()))
+    }
+
+    /// Asks for a block; `done` is the last one that it got, if it is in all ranges now.
+    pub fn ask(&mut self, segment: u64, done: Option<u64>, stop: bool) -> Result<(), Report> {
+        self.asked += 1;
+        let kind = if stop { kind::ASK_AND_STOP } else { kind::ASK };
+        let label = label(kind, segment, self.asked, done.unwrap_or(NO_BLOCK));
+        self.post(LEASES_AT, Class::Data, label, Payload::from(Vec::new()))
+    }
+
+    /// The next answer of the leases.
+    pub fn answer(&mut self) -> Result<LeaseAnswer, Report> {
+        loop {
+            if let Some(answer) = self.told.pop_front() {
+                return Ok(answer);
+            }
+            self.take()?;
+        }
+    }
+
+    /// The mailboxes, to be closed.
+    pub fn into_mail(self) -> ServerMail {
+        self.mail
+    }
+
+    /// Takes a letter and puts it where it is looked for.
+    fn take(&mut self) -> Result<(), Report> {
+        let Some(letter) = self.mail.to_workers.take()? else {
+            return Err(failed(self.mail.rank(), "its mailbox was closed while it waited".into()));
+        };
+        let (place, from) = (letter.label.place, letter.from);
+        match letter.label.kind {
+            kind::WEIGHTS => {
+                let (session, _) = session_and_clock(letter.label.ticket);
+                if session == self.session {
+                    self.came.insert((from, place as usize), letter);
+                }
+            }
+            kind::LEASE => self.told.push_back(LeaseAnswer::Block(place)),
+            kind::REST => self.told.push_back(LeaseAnswer::Rest),
+            kind::OVER => self.told.push_back(LeaseAnswer::Over { end: place }),
+            kind::REFUSED => {
+                let why = String::from_utf8_lossy(&letter).into_owned();
+                return Err(failed(self.mail.rank(), format!("server {from} refused it: {why}")));
+            }
+            other => return Err(failed(from, format!("it sent a letter of kind {other} to a worker"))),
+        }
+        Ok(())
+    }
+
+    fn tell_all(&mut self, kind: u16) -> Result<(), Report> {
+        for server in 0..self.servers {
+            let label = label(kind, self.session, self.clock, 0);
+            self.post(server, Class::Data, label, Payload::from(Vec::new()))?;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, to: usize, class: Class, label: Label, payload: Payload) -> Result<(), Report> {
+        self.sent_bytes += self.mail.wire_bytes(to, payload.len());
+        self.mail.to_servers.post(to, class, label, payload).map_err(|error| report_of(error, to))
+    }
+}

@@ -1,0 +1,217 @@
+//! The thread of a server: takes letters, asks the decisions, updates and answers.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use polyreme_net::Report;
+use polyreme_net::mailbox::{Class, Label, Letter};
+use polyreme_net::servers::{
+    Discipline, LeaseAction, LeaseEvent, Leases, ParamServer, ServerAction, ServerEvent, Staleness, WorkerId,
+};
+
+use super::letters::{
+    NO_BLOCK, PUSH_HEAD, PushedGradient, block_and_range, kind, label, sender, session_and_clock,
+    write_floats,
+};
+use super::{ServerMail, report_of};
+
+/// How often the leases look at the time while no letter comes.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The numbers behind a server's ranges: parameters, optimizer state, and the arithmetic.
+pub trait RangeStore: Send {
+    /// Elements of a range.
+    fn len_of(&self, range: usize) -> usize;
+
+    /// Updates a range with these gradients, added up in their order; it is the range's update number `version`, from 1.
+    fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]);
+
+    /// The weights of a range.
+    fn weights(&self, range: usize) -> &[f32];
+}
+
+/// How a server works.
+#[derive(Clone, Copy, Debug)]
+pub struct HostOptions {
+    /// In which order gradients and pulls take effect.
+    pub discipline: Discipline,
+    /// How many ranges it has.
+    pub n_ranges: usize,
+    /// The blocks before this one are applied.
+    pub done: u64,
+    /// Whether this server has the leases, and how long a segment hands out blocks.
+    pub segment: Option<Duration>,
+}
+
+/// A server's thread. Dropping it ends it.
+pub struct ServerHost {
+    mail: ServerMail,
+    thread: Option<JoinHandle<()>>,
+    noted: Arc<Noted>,
+}
+
+/// What others may know of a server.
+#[derive(Default)]
+struct Noted {
+    staleness: Mutex<Staleness>,
+    sent_bytes: AtomicU64,
+}
+
+impl ServerHost {
+    /// Starts the thread of the server beside this rank.
+    pub fn start<S: RangeStore + 'static>(
+        mail: ServerMail,
+        store: Arc<Mutex<S>>,
+        options: HostOptions,
+    ) -> io::Result<ServerHost> {
+        let noted = Arc::new(Noted::default());
+        let HostOptions { discipline, n_ranges, done, segment } = options;
+        let mut desk = ServerDesk {
+            mail: mail.clone(),
+            noted: noted.clone(),
+            store,
+            server: ParamServer::new(discipline, n_ranges, done),
+            leases: segment.map(|longest| Leases::new(done, longest)),
+        };
+        let name = format!("server {}", mail.rank());
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            // What ends all waits has been reported; a post to a worker that is gone likewise.
+            let _ended: Result<(), Report> = desk.serve();
+        })?;
+        Ok(ServerHost { mail, thread: Some(thread), noted })
+    }
+
+    /// How old the gradients were that it applied.
+    pub fn staleness(&self) -> Staleness {
+        *lock(&self.noted.staleness)
+    }
+
+    /// Bytes that it has put on the wire.
+    pub fn sent_bytes(&self) -> u64 {
+        self.noted.sent_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for ServerHost {
+    fn drop(&mut self) {
+        let label = Label { kind: kind::STOP, ..Label::default() };
+        // If it cannot be told, all waits have ended, and its own too.
+        drop(self.mail.to_servers.post(self.mail.rank(), Class::Urgent, label, Vec::new()));
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the thread works with.
+struct ServerDesk<S> {
+    mail: ServerMail,
+    noted: Arc<Noted>,
+    store: Arc<Mutex<S>>,
+    server: ParamServer<PushedGradient>,
+    leases: Option<Leases>,
+}
+
+impl<S: RangeStore> ServerDesk<S> {
+    fn serve(&mut self) -> Result<(), Report> {
+        loop {
+            let taken = match self.leases {
+                Some(_) => self.mail.to_servers.take_until(Instant::now() + TICK)?,
+                None => self.mail.to_servers.take()?,
+            };
+            let Some(letter) = taken else {
+                if self.leases.is_none() {
+                    return Ok(());
+                }
+                self.lease(LeaseEvent::Tick)?;
+                continue;
+            };
+            if letter.label.kind == kind::STOP && letter.from == self.mail.rank() {
+                return Ok(());
+            }
+            self.letter(letter)?;
+        }
+    }
+
+    fn letter(&mut self, letter: Letter) -> Result<(), Report> {
+        let ((from, clock), place) = (sender(&letter), letter.label.place);
+        let event = match letter.label.kind {
+            kind::JOIN => ServerEvent::Join(from),
+            kind::LEAVE => ServerEvent::Leave(from),
+            kind::PULL => ServerEvent::Pull { from, clock, range: place as usize },
+            kind::PUSH => {
+                let (block, range) = block_and_range(place);
+                let want = (range < self.ranges()).then(|| PUSH_HEAD + 4 * lock(&self.store).len_of(range));
+                if want.is_some_and(|want| want != letter.len()) {
+                    let why = format!("a gradient of {} bytes for range {range}", letter.len());
+                    return self.refuse(from, &why);
+                }
+                ServerEvent::Push { from, clock, block, range, gradient: PushedGradient(letter) }
+            }
+            kind::OPEN if letter.from == self.mail.rank() && letter.len() == 8 => {
+                let end = u64::from_le_bytes(letter[..].try_into().expect("eight bytes"));
+                return self.lease(LeaseEvent::Open { segment: letter.label.ticket, blocks: place..end });
+            }
+            kind::ASK | kind::ASK_AND_STOP => {
+                let (segment, number) = session_and_clock(letter.label.ticket);
+                let (done, stop) =
+                    (Some(place).filter(|block| *block != NO_BLOCK), letter.label.kind == kind::ASK_AND_STOP);
+                return self.lease(LeaseEvent::Ask { worker: letter.from, segment, number, done, stop });
+            }
+            other => return self.refuse(from, &format!("a letter of kind {other}")),
+        };
+        let actions = self.server.step(event);
+        *lock(&self.noted.staleness) = self.server.staleness();
+        for action in actions {
+            match action {
+                ServerAction::Apply { range, gradients, version, .. } => {
+                    lock(&self.store).apply(range, version, &gradients);
+                }
+                ServerAction::Answer { to, range, clock, .. } => self.send(to, range, clock)?,
+                ServerAction::Refuse { to, why } if why.is_fault() => self.refuse(to, &why.to_string())?,
+                ServerAction::Refuse { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn ranges(&self) -> usize {
+        self.server.n_ranges()
+    }
+
+    fn send(&mut self, to: WorkerId, range: usize, clock: u64) -> Result<(), Report> {
+        let mut bytes = Vec::new();
+        write_floats(lock(&self.store).weights(range), &mut bytes);
+        self.post(to.worker, label(kind::WEIGHTS, to.session, clock, range as u64), bytes)
+    }
+
+    fn refuse(&mut self, to: WorkerId, why: &str) -> Result<(), Report> {
+        self.post(to.worker, label(kind::REFUSED, to.session, 0, 0), why.as_bytes().to_vec())
+    }
+
+    fn lease(&mut self, event: LeaseEvent) -> Result<(), Report> {
+        let Some(leases) = &mut self.leases else { return Ok(()) };
+        for action in leases.step(Instant::now(), event) {
+            let (worker, kind, number, place) = match action {
+                LeaseAction::Lease { worker, number, block } => (worker, kind::LEASE, number, block),
+                LeaseAction::Rest { worker, number } => (worker, kind::REST, number, 0),
+                LeaseAction::Over { worker, number, end } => (worker, kind::OVER, number, end),
+            };
+            self.post(worker, Label { kind, ticket: number, place }, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, to: usize, label: Label, bytes: Vec<u8>) -> Result<(), Report> {
+        self.noted.sent_bytes.fetch_add(self.mail.wire_bytes(to, bytes.len()), Ordering::Relaxed);
+        let posted = self.mail.to_workers.post(to, Class::Data, label, bytes);
+        posted.map_err(|error| report_of(error, to))
+    }
+}

@@ -1,0 +1,167 @@
+//! The ranges of a parameter server: their parameters and optimizer state, and the updates.
+//!
+//! A server starts with what the engine beside it has, and works on a copy: the engine's own weights are those that its rank computes with, which may
+//! be older. When nothing is under way, [`ServedRanges::give_back`] copies the optimizer state into the engine, from which
+//! checkpoints are taken; the weights every rank has pulled.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use polyreme_collective::servers::{PushedGradient, RangeStore, ServerClient};
+use polyreme_graph::{Learning, Optimizer, learnt_alike};
+use polyreme_kernels::optim::StepHyper;
+use polyreme_kernels::{Cx, Isa};
+
+use crate::engine::{Engine, Loaded};
+use crate::error::ExecError;
+use crate::weights::Kept;
+
+/// The learning rate of an update, by its number from 0.
+pub type RateOf = Arc<dyn Fn(u64) -> f32 + Send + Sync>;
+
+/// What one server holds.
+pub struct ServedRanges {
+    isa: Isa,
+    optimizer: Optimizer,
+    rate: RateOf,
+    ranges: Vec<OwnRange>,
+    params: Vec<f32>,
+    /// As many as the optimizer has.
+    moments: Vec<Vec<f32>>,
+    /// The sum of the gradients of an update.
+    gradient: Vec<f32>,
+}
+
+/// One range: where it lies among the server's numbers, and runs of it that are learnt alike, counted from its start.
+struct OwnRange {
+    at: Range<usize>,
+    alike: Vec<(Range<usize>, Learning)>,
+}
+
+impl ServedRanges {
+    /// What the server beside this engine holds, as the engine has it; `None` if there is no server beside it.
+    pub fn of(engine: &Engine, rate: RateOf) -> Result<Option<ServedRanges>, ExecError> {
+        let program = engine.first();
+        let optimizer = program.optimizer.ok_or(ExecError::NoOptimizer)?;
+        let own = engine.role().rank;
+        let (mut ranges, mut params) = (Vec::new(), Vec::new());
+        let weights = engine.kept(Kept::Params);
+        for served in program.served.iter().filter(|served| served.server == own) {
+            let Range { start, end } = served.params;
+            let alike = learnt_alike(program.graph(), &served.params)
+                .into_iter()
+                .map(|(run, learning)| (run.start - start..run.end - start, learning));
+            ranges.push(OwnRange { at: params.len()..params.len() + end - start, alike: alike.collect() });
+            params.extend_from_slice(&weights[start..end]);
+        }
+        if ranges.is_empty() {
+            return Ok(None);
+        }
+        // The engine keeps the moments of these ranges, one after the other.
+        let states = [Kept::Moment1, Kept::Moment2].into_iter().take(optimizer.n_states());
+        let moments = states.map(|what| engine.kept(what).to_vec()).collect();
+        let isa = engine.options.isa;
+        Ok(Some(ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient: Vec::new() }))
+    }
+
+    /// How many ranges there are.
+    pub fn n_ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Copies the optimizer state into the engine beside it.
+    pub fn give_back(&self, engine: &mut Engine) {
+        for (what, moments) in [Kept::Moment1, Kept::Moment2].into_iter().zip(&self.moments) {
+            engine.put_kept(what, 0, moments);
+        }
+    }
+}
+
+impl RangeStore for ServedRanges {
+    fn len_of(&self, range: usize) -> usize {
+        self.ranges[range].at.len()
+    }
+
+    fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]) {
+        let ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient } = self;
+        let OwnRange { at, alike } = &ranges[range];
+        let Some((first, others)) = gradients.split_first() else { return };
+        gradient.resize(at.len(), 0.0);
+        first.copy_to(gradient);
+        others.iter().for_each(|other| other.add_to(gradient));
+        let weight: f64 = gradients.iter().map(PushedGradient::weight).sum();
+        let (lr, cx) = (rate(version - 1), Cx { isa: *isa, ..Cx::serial() });
+        let grad_scale = (1.0 / weight) as f32 * first.scale() as f32;
+        for (run, learning) in alike {
+            let lr = (f64::from(lr) * learning.lr_scale) as f32;
+            let rule = learning.weight_decay.map_or(*optimizer, |decay| optimizer.with_weight_decay(decay));
+            let hyper = StepHyper { lr, step: version, grad_scale, decay_scale: 1.0 };
+            let here = at.start + run.start..at.start + run.end;
+            let mut states = moments.iter_mut().map(|state| &mut state[here.clone()]);
+            let [m, v] = [states.next().unwrap_or_default(), states.next().unwrap_or_default()];
+            rule.step(&cx, hyper, &mut params[here.clone()], &gradient[run.clone()], m, v, &[]);
+        }
+    }
+
+    fn weights(&self, range: usize) -> &[f32] {
+        &self.params[self.ranges[range].at.clone()]
+    }
+}
+
+impl Engine {
+    /// Gives the engine its end of the servers, for the pushes and pulls of its programs.
+    pub fn set_servers(&mut self, client: ServerClient) {
+        self.servers = Some(client);
+    }
+
+    /// Its end of the servers.
+    pub fn servers(&mut self) -> Option<&mut ServerClient> {
+        self.servers.as_mut()
+    }
+
+    /// Takes its end of the servers away.
+    pub fn take_servers(&mut self) -> Option<ServerClient> {
+        self.servers.take()
+    }
+
+    /// Takes over the weights that the servers have now.
+    pub fn pull_now(&mut self) -> Result<(), ExecError> {
+        let served = self.first().served.clone();
+        let Some(client) = &mut self.servers else { return Ok(()) };
+        for range in &served {
+            client.pull_now((range.server, range.number))?;
+        }
+        for range in &served {
+            let into = &mut self.memory.state.kept_mut(Kept::Params)[range.params.clone()];
+            client.receive((range.server, range.number), into)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes a range of the gradients, unless this rank's own loss is not finite: then the step ends before anything is applied.
+    pub(crate) fn push_range(&mut self, loaded: &Loaded, number: usize) -> Result<(), ExecError> {
+        let (weight, scale) = self.pushed_weight();
+        let range = &loaded.program.served[number];
+        if self.progress.has_non_finite() {
+            return Ok(());
+        }
+        let client = self.servers.as_mut().ok_or(ExecError::NoServers)?;
+        let gradient = &self.memory.state.all_grads()[range.params.clone()];
+        Ok(client.push((range.server, range.number), (weight, scale), gradient)?)
+    }
+
+    /// Asks for a range.
+    pub(crate) fn pull_range(&mut self, loaded: &Loaded, number: usize) -> Result<(), ExecError> {
+        let range = &loaded.program.served[number];
+        let client = self.servers.as_mut().ok_or(ExecError::NoServers)?;
+        Ok(client.pull((range.server, range.number))?)
+    }
+
+    /// Waits for a range, and takes it over.
+    pub(crate) fn await_range(&mut self, loaded: &Loaded, number: usize) -> Result<(), ExecError> {
+        let range = &loaded.program.served[number];
+        let client = self.servers.as_mut().ok_or(ExecError::NoServers)?;
+        let into = &mut self.memory.state.kept_mut(Kept::Params)[range.params.clone()];
+        Ok(client.receive((range.server, range.number), into)?)
+    }
+}

@@ -1,0 +1,4 @@
+//! Decisions by hand, and thousands of schedules from seeds.
+
+mod decisions;
+mod schedules;

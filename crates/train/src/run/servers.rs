@@ -1,0 +1,225 @@
+//! A run whose weights are at parameter servers: the servers beside the first ranks, and workers that take blocks of samples as they
+//! come to them.
+//!
+//! In lockstep (`sync = "ps"`) the loop is that of every run, and only the program differs. Otherwise a step is a block that one worker does
+//! alone, with the samples that the step has in any run: which worker does which block is decided by leases, so a fast one does more. All
+//! blocks of a **segment** are done before the ranks meet. Then every rank pulls what the servers have, and all that follows a step (evaluation,
+//! checkpoints, records) is as ever: the servers have applied the blocks `0..n`, each once, in some order. A segment ends where something of
+//! that is due, and after a second in any case, so that there are records and requests to stop are heard.
+//!
+//! Which samples counted is known as in every run: each block's tally travels with its result, and the ledger adds them up.
+//!
+//! A rank that is lost ends the run, as any does; it resumes from the last checkpoint.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use polyreme_collective::Reduce;
+use polyreme_collective::servers::{
+    Discipline, HostOptions, LeaseAnswer, ServerClient, ServerHost, ServerMail, Staleness,
+};
+use polyreme_data::{Loader, Span, Tally};
+use polyreme_exec::{RateOf, ServedRanges};
+
+use super::step::{SAVE, wishes_of};
+use super::train::{Run, Wishes};
+use crate::error::TrainError;
+use crate::event::Observer;
+use crate::job::SyncKind;
+use crate::learner::StepResult;
+
+/// For how long a segment hands out blocks.
+const SEGMENT: Duration = Duration::from_secs(1);
+
+/// What travels of a block: its loss, its gradients' norm, how long its worker waited, and the tally of its samples.
+const NUMBERS: usize = 3 + Tally::NUMBERS;
+
+/// A rank's part in the servers of a run.
+pub(super) struct Servers {
+    /// The server beside this rank, and its numbers.
+    host: Option<(ServerHost, Arc<Mutex<ServedRanges>>)>,
+    /// Segments that have begun.
+    segment: u64,
+    /// Spans of the block that is to be loaded next.
+    pub(super) spans: Arc<Mutex<VecDeque<Span>>>,
+    /// When a session with the servers lasts as long as the run.
+    lockstep: bool,
+}
+
+/// What servers came to, over all of them.
+pub(super) struct ServersEnd {
+    pub(super) staleness: Staleness,
+    pub(super) sent_bytes: u64,
+}
+
+impl Run {
+    /// Starts the servers with what the ranks have now, if there are to be any. Collective.
+    pub(super) fn start_servers(&mut self) -> Result<(), TrainError> {
+        let Some(plan) = self.prepared.learner.plan.servers else { return Ok(()) };
+        let mail = ServerMail::new(self.learner.comm())?;
+        let prepared = self.prepared.clone();
+        let rate: RateOf = Arc::new(move |step| prepared.lr(step) as f32);
+        let store = ServedRanges::of(self.learner.engine(), rate)?;
+        let parallel = &self.prepared.job.parallel;
+        let discipline = match parallel.sync {
+            SyncKind::PsBounded => Discipline::Bounded { staleness: parallel.staleness as u64 },
+            SyncKind::PsAsync => Discipline::Free,
+            SyncKind::Ps | SyncKind::AllReduce | SyncKind::Local => {
+                Discipline::Lockstep { workers: self.prepared.ranks() }
+            }
+        };
+        let mut host = None;
+        if let Some(store) = store {
+            let segment = (self.rank == 0 && !plan.lockstep).then_some(SEGMENT);
+            let (n_ranges, done) = (store.n_ranges(), self.learner.steps_done());
+            let store = Arc::new(Mutex::new(store));
+            let options = HostOptions { discipline, n_ranges, done, segment };
+            let thread = ServerHost::start(mail.clone(), store.clone(), options);
+            host = Some((thread.map_err(|source| TrainError::Thread { rank: self.rank, source })?, store));
+        }
+        let mut client = ServerClient::new(mail, plan.servers);
+        if plan.lockstep {
+            client.join()?;
+        }
+        self.learner.engine_mut().set_servers(client);
+        let (segment, spans) = (0, Arc::default());
+        self.servers = Some(Servers { host, segment, spans, lockstep: plan.lockstep });
+        Ok(())
+    }
+
+    /// Takes the optimizer state of the server beside this rank over, for a checkpoint. Nothing is under way.
+    pub(super) fn settle_servers(&mut self) {
+        if let Some((_, store)) = self.servers.as_ref().and_then(|servers| servers.host.as_ref()) {
+            let store = store.lock().unwrap_or_else(PoisonError::into_inner);
+            store.give_back(self.learner.engine_mut());
+        }
+    }
+
+    /// Ends the servers. Collective.
+    pub(super) fn end_servers(&mut self) -> Result<Option<ServersEnd>, TrainError> {
+        let Some(servers) = self.servers.take() else { return Ok(None) };
+        let host = servers.host.map(|(host, _)| host);
+        let Staleness { sum, count, max } = host.as_ref().map_or(Staleness::default(), ServerHost::staleness);
+        let sent = host.as_ref().map_or(0, ServerHost::sent_bytes);
+        // Nobody posts any more.
+        self.learner.comm().barrier()?;
+        drop(host);
+        self.learner.comm().barrier()?;
+        if let Some(client) = self.learner.engine_mut().take_servers() {
+            client.into_mail().close()?;
+        }
+        let mut sums = [sum as i64, count as i64, sent as i64];
+        let mut most = [max as i64];
+        self.learner.comm().all_reduce(&mut sums, Reduce::Sum)?;
+        self.learner.comm().all_reduce(&mut most, Reduce::Max)?;
+        let staleness = Staleness { sum: sums[0] as u64, count: sums[1] as u64, max: most[0] as u64 };
+        Ok(Some(ServersEnd { staleness, sent_bytes: sums[2] as u64 }))
+    }
+
+    /// Whether workers take blocks as they come to them.
+    pub(super) fn is_free(&self) -> bool {
+        self.servers.as_ref().is_some_and(|servers| !servers.lockstep)
+    }
+
+    /// The blocks of a segment, of which this rank does some. Returns what all of them came to. Collective.
+    pub(super) fn segment(
+        &mut self,
+        loader: &mut Loader,
+        first: u64,
+        steps: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(Vec<StepResult>, Wishes), TrainError> {
+        let until = self.segment_end(first, steps);
+        let servers = self.servers.as_mut().expect("a run with servers");
+        servers.segment += 1;
+        let segment = servers.segment;
+        let mut mine: Vec<(u64, StepResult)> = Vec::new();
+        let client = self.client();
+        client.join()?;
+        if client.is_beside_leases() {
+            client.open(segment, first..until)?;
+        }
+        client.ask(segment, None, observer.stop_requested())?;
+        let end = loop {
+            match self.client().answer()? {
+                LeaseAnswer::Block(block) => {
+                    self.client().join()?;
+                    self.learner.engine_mut().set_steps_done(block);
+                    self.queue_block(block);
+                    let (results, _) = self.steps(loader, block, steps, observer)?;
+                    mine.extend(results.into_iter().map(|result| (block, result)));
+                    self.client().ask(segment, Some(block), observer.stop_requested())?;
+                }
+                LeaseAnswer::Rest => self.client().leave()?,
+                LeaseAnswer::Over { end } => break end,
+            }
+        };
+        // A new session begins at the clock of the slowest, and so it is answered at once.
+        self.client().leave()?;
+        self.client().join()?;
+        self.learner.engine_mut().pull_now()?;
+        self.client().leave()?;
+        self.learner.engine_mut().set_steps_done(end);
+        // Each rank has done other steps than the others; what they do together from here on is of the same one.
+        self.learner.engine_mut().comms().set_step(end);
+        self.meet(first..end, &mine, observer)
+    }
+
+    fn client(&mut self) -> &mut ServerClient {
+        self.learner.engine_mut().servers().expect("a run with servers")
+    }
+
+    /// Where the next segment ends at the latest: where something is due, and with the run.
+    fn segment_end(&self, first: u64, steps: u64) -> u64 {
+        let (job, pace) = (&self.prepared.job, self.prepared.pace);
+        let due = job.saves_every(pace).chain([job.evaluates_every(pace)]);
+        due.map(|every| (first / every + 1).saturating_mul(every)).fold(steps, u64::min)
+    }
+
+    /// Lets the loader load a block next.
+    fn queue_block(&mut self, block: u64) {
+        let spans = self.spans_of(block);
+        if let Some(servers) = &self.servers {
+            servers.spans.lock().unwrap_or_else(PoisonError::into_inner).extend(spans);
+        }
+    }
+
+    /// All ranks learn what the blocks of a segment came to, and what all wish. Collective.
+    fn meet(
+        &mut self,
+        blocks: std::ops::Range<u64>,
+        mine: &[(u64, StepResult)],
+        observer: &dyn Observer,
+    ) -> Result<(Vec<StepResult>, Wishes), TrainError> {
+        let n = (blocks.end - blocks.start) as usize;
+        // Everybody else has zeros there, and adding them changes nothing.
+        let mut numbers = vec![0.0; n * NUMBERS + 1];
+        for (block, result) in mine {
+            let to = &mut numbers[(block - blocks.start) as usize * NUMBERS..][..NUMBERS];
+            to[..3].copy_from_slice(&[
+                result.loss,
+                result.grad_norm.unwrap_or(0.0),
+                result.waited.as_secs_f64(),
+            ]);
+            to[3..].copy_from_slice(&result.samples.to_numbers());
+        }
+        let minutes = self.saved.elapsed().as_secs_f64() / 60.0;
+        let save =
+            self.rank == 0 && self.prepared.job.output.every_minutes.is_some_and(|limit| minutes >= limit);
+        let wished = u64::from(observer.stop_requested()) + if save { SAVE } else { 0 };
+        numbers[n * NUMBERS] = wished as f64;
+        self.learner.comm().all_reduce(&mut numbers, Reduce::Sum)?;
+        let clips = self.prepared.job.train.clip.is_some();
+        let result = |of: &[f64]| StepResult {
+            loss: of[0],
+            grad_norm: clips.then_some(of[1]),
+            extra: [0.0, of[2]],
+            samples: Tally::of_numbers(&of[3..]),
+            waited: Duration::from_secs_f64(of[2].max(0.0)),
+            skipped: false,
+        };
+        let results = numbers[..n * NUMBERS].chunks_exact(NUMBERS).map(result).collect();
+        Ok((results, wishes_of(numbers[n * NUMBERS])))
+    }
+}
