@@ -92,7 +92,7 @@ impl Stream {
     }
 
     /// Whether both ends are on one host, and the kernel can pass pages from one to the other. A connection that its peer has broken
-    /// off has no other end any more; that is no fault of this rank, and whoever reads it next finds the peer gone.
+    /// off is no longer connected to anything; that is no fault of this rank, and whoever reads it next finds the peer gone.
     pub(crate) fn stays_here(&self) -> io::Result<bool> {
         match self {
             Stream::Tcp(stream) => match stream.peer_addr() {

@@ -8,26 +8,48 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// `lenet` or `cnn`. The rest of the program (decoders, downloads) stays on the disk.
 const TRAINING_CODE_BYTES: usize = 1 << 20;
 
-/// Resident bytes now; zero where the system does not say.
-pub fn resident_bytes() -> usize {
-    status_kib("VmRSS:") * 1024
+/// Resident bytes now, apart from pages of files that are mapped to be read: the system drops those when memory is short. Zero
+/// where the system does not say.
+fn resident_bytes() -> usize {
+    mappings().map(|m| if m.read_only_file { 0 } else { m.resident }).sum()
 }
 
 /// Bytes of this program's code and constants that are not resident yet; they are loaded at their first use.
-pub fn code_to_come_bytes() -> usize {
-    let Ok(program) = std::env::current_exe() else { return 0 };
-    let maps = fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    let (mut mapped, mut resident, mut ours) = (0, 0, false);
-    for line in maps.lines() {
-        // The first line of a mapping ends with its file; `Key: value` lines follow.
-        if line.split_whitespace().next().is_some_and(|word| !word.ends_with(':')) {
-            ours = line.ends_with(&*program.to_string_lossy());
-        } else if ours {
-            mapped += kib(line, "Size:") * 1024;
-            resident += kib(line, "Rss:") * 1024;
+fn code_to_come_bytes() -> usize {
+    mappings().filter(|m| m.program).map(|m| m.size.saturating_sub(m.resident)).sum()
+}
+
+/// A mapping of this process.
+#[derive(Default)]
+struct Mapping {
+    /// Of this program's file.
+    program: bool,
+    /// Of a file that the process only reads, and shares with whoever else maps it.
+    read_only_file: bool,
+    size: usize,
+    resident: usize,
+}
+
+fn mappings() -> impl Iterator<Item = Mapping> {
+    let program = std::env::current_exe().unwrap_or_default();
+    mappings_in(&fs::read_to_string("/proc/self/smaps").unwrap_or_default(), &program.to_string_lossy())
+        .into_iter()
+}
+
+fn mappings_in(smaps: &str, program: &str) -> Vec<Mapping> {
+    let mut found: Vec<Mapping> = Vec::new();
+    for line in smaps.lines() {
+        // The first line of a mapping has its access and ends with its file; `Key: value` lines follow.
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| !word.ends_with(':')) {
+            let read_only_file = words.next() == Some("r--s");
+            found.push(Mapping { program: line.ends_with(program), read_only_file, ..Mapping::default() });
+        } else if let Some(last) = found.last_mut() {
+            last.size += kib(line, "Size:") * 1024;
+            last.resident += kib(line, "Rss:") * 1024;
         }
     }
-    mapped.saturating_sub(resident)
+    found
 }
 
 /// What this process takes beside what training reserves: what is resident now, and code that training brings into memory.
@@ -130,5 +152,18 @@ mod tests {
         assert!(resident_bytes() >= before + (48 << 20), "64 MiB more are resident");
         assert!(peak_resident_bytes() >= resident_bytes() - (1 << 20));
         assert!(memory_bytes() > 64 << 20);
+    }
+
+    #[test]
+    fn pages_of_files_that_are_read_are_not_counted() {
+        let smaps = "5000-6000 r-xp 0 0:1 7 /bin/it\nSize:    40 kB\nRss:     8 kB\n\
+            6000-7000 r--s 0 0:1 7 /data/x.csv\nSize:  4000 kB\nRss:  3000 kB\n\
+            7000-8000 rw-s 0 0:1 7 /memfd:ranks (deleted)\nSize:    4 kB\nRss:     4 kB\n\
+            8000-9000 rw-p 0 0:0 0\nSize:    16 kB\nRss:     12 kB\n";
+        let found = mappings_in(smaps, "/bin/it");
+        let counted = |m: &Mapping| (m.program, m.read_only_file, m.size >> 10, m.resident >> 10);
+        let want =
+            [(true, false, 40, 8), (false, true, 4000, 3000), (false, false, 4, 4), (false, false, 16, 12)];
+        assert_eq!(found.iter().map(counted).collect::<Vec<_>>(), want);
     }
 }

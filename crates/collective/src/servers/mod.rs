@@ -73,7 +73,7 @@ impl ServerMail {
         self.to_workers.close()
     }
 
-    /// What a letter of so many bytes to a rank puts on the wire.
+    /// How many bytes a letter of `bytes` bytes to a rank puts on the wire.
     fn wire_bytes(&self, to: usize, bytes: usize) -> u64 {
         if self.wired && to != self.rank() { bytes as u64 } else { 0 }
     }

@@ -53,7 +53,7 @@ impl Local {
         (0..self.microbatches).map(within).collect()
     }
 
-    /// Programs of so many steps, over one body.
+    /// A program for each of these numbers of steps, over one body.
     fn programs(&self, plan: &Plan, rank: usize, steps: &[usize]) -> Vec<Program> {
         let (cuts, training) = (self.cuts(rank), self.training());
         let body = Arc::new(compile(&step_graph(cuts[0].len(), true), plan, &training, None).unwrap());

@@ -309,7 +309,7 @@ impl Office {
     }
 
     /// Refuses a process of another job. Members of one run compare what they train once more when they form a generation; but there
-    /// a difference ends the run, and nobody who joins may do that.
+    /// a difference ends the run, and a process that joins must not be able to do that.
     fn is_other_job(&mut self, id: MemberId, job: &JobMark) -> bool {
         let alone = !self.guests.values().any(|guest| guest.member.is_some() && !guest.gone);
         let known = self.digest.filter(|_| !alone);

@@ -18,7 +18,7 @@ pub enum LeaseEvent {
     Ask {
         /// The worker.
         worker: usize,
-        /// In which segment. One that has not begun is waited for.
+        /// In which segment. The answer to a question about a later segment comes when that has begun.
         segment: u64,
         /// Which of its questions it is, counted over all segments: an answer of an earlier one is known as such, and a question that is
         /// repeated gets the same answer.
@@ -142,7 +142,7 @@ impl Leases {
                         actions.extend(answer.clone());
                     }
                     Some((of, last, _)) if (*of, *last) > (segment, number) => {}
-                    _ => {
+                    Some(_) | None => {
                         self.asked.insert(worker, (segment, number, None));
                     }
                 }
@@ -177,7 +177,7 @@ impl Leases {
         }
     }
 
-    /// Answers whoever can be.
+    /// Answers the workers for which there is an answer now.
     fn serve(&mut self, actions: &mut Vec<LeaseAction>) {
         let over = self.fresh.is_empty() && self.returned.is_empty() && self.held.is_empty();
         #[cfg(test)]

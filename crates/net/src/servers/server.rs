@@ -218,7 +218,7 @@ pub struct ParamServer<G> {
 }
 
 impl<G> ParamServer<G> {
-    /// A server of so many ranges, to each of which the blocks below `done` were applied.
+    /// A server of `n_ranges` ranges, to each of which the blocks below `done` were applied.
     pub fn new(discipline: Discipline, n_ranges: usize, done: u64) -> ParamServer<G> {
         let range = || HeldRange {
             version: done,
@@ -404,7 +404,7 @@ impl<G> ParamServer<G> {
             Some(ServerBug::FirstRangeCounts) => {
                 self.joined().map(|(_, w)| w.base + w.pushed[0]).min().unwrap_or(0)
             }
-            _ => slowest,
+            Some(_) | None => slowest,
         };
         for (range, of) in self.ranges.iter_mut().enumerate() {
             let (workers, discipline, version) = (&mut self.workers, self.discipline, of.version);

@@ -7,6 +7,19 @@ use super::cursor::Cursor;
 use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec};
 
 impl ParallelSpec {
+    /// The keys by which no rank has the whole model with all of its state.
+    pub(super) fn splits(&self) -> impl Iterator<Item = &'static str> {
+        let keys = [
+            ("tensor", self.tensor > 1),
+            ("stage", self.stage > 1),
+            ("sequence", self.sequence > 1),
+            ("shard_weights", self.shard_weights),
+            ("shard_gradients", self.shard_gradients),
+            ("shard_optimizer", self.shard_optimizer == Some(true)),
+        ];
+        keys.into_iter().filter_map(|(key, set)| set.then_some(key))
+    }
+
     /// How many ranks have the whole model together.
     pub fn replica_ranks(&self) -> usize {
         self.tensor * self.stage * self.sequence

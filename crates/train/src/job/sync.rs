@@ -128,13 +128,7 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
         let why = "does not work with `sync_batch_norm`, which needs all samples of a step at once";
         refuse(why, one_out);
     }
-    let axes = [("tensor", spec.tensor > 1), ("stage", spec.stage > 1), ("sequence", spec.sequence > 1)];
-    let shards = [
-        ("shard_weights", spec.shard_weights),
-        ("shard_gradients", spec.shard_gradients),
-        ("shard_optimizer", spec.shard_optimizer == Some(true)),
-    ];
-    for (key, _) in axes.into_iter().chain(shards).filter(|(_, set)| *set) {
+    for key in spec.splits() {
         let why =
             format!("works where each rank has the whole model and updates all of it, and not with `{key}`");
         refuse(&why, one_out);
@@ -192,22 +186,17 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
             SyncKind::Ps => {
                 "adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree"
             }
-            _ => "applies gradients as they come, and `reproducible` wants the same order every time",
+            SyncKind::AllReduce | SyncKind::Local | SyncKind::PsBounded | SyncKind::PsAsync => {
+                "applies gradients as they come, and `reproducible` wants the same order every time"
+            }
         };
         refuse(why, "leave one of them out; sync = \"allreduce\" is reproducible");
     }
     if spec.sync_batch_norm {
         refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);
     }
-    let axes = [("tensor", spec.tensor > 1), ("stage", spec.stage > 1), ("sequence", spec.sequence > 1)];
-    let others = [
-        ("shard_weights", spec.shard_weights),
-        ("shard_gradients", spec.shard_gradients),
-        ("shard_optimizer", spec.shard_optimizer == Some(true)),
-        ("wire", spec.wire.is_some()),
-        ("elastic", spec.elastic.is_some()),
-    ];
-    for (key, _) in axes.into_iter().chain(others).filter(|(_, set)| *set) {
+    let others = [("wire", spec.wire.is_some()), ("elastic", spec.elastic.is_some())];
+    for key in spec.splits().chain(others.into_iter().filter(|(_, set)| *set).map(|(key, _)| key)) {
         refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
     }
     if let Transport::Mpi = spec.transport {

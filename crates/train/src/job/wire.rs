@@ -34,13 +34,7 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
     if let Transport::Local | Transport::Shm = spec.transport {
         refuse(in_memory(), "leave `wire` out, or write transport = \"tcp\"");
     }
-    let axes = [("tensor", spec.tensor > 1), ("stage", spec.stage > 1), ("sequence", spec.sequence > 1)];
-    let shards = [
-        ("shard_weights", spec.shard_weights),
-        ("shard_gradients", spec.shard_gradients),
-        ("shard_optimizer", spec.shard_optimizer == Some(true)),
-    ];
-    for (key, _) in axes.into_iter().chain(shards).filter(|(_, set)| *set) {
+    for key in spec.splits() {
         let why =
             format!("works where each rank has the whole model and updates all of it, and not with `{key}`");
         refuse(why, "leave one of them out");
