@@ -22,6 +22,7 @@ pub mod batch;
 pub mod bpe;
 pub mod by_length;
 pub mod cifar;
+mod classes;
 #[cfg(test)]
 mod damage;
 pub mod dataset;

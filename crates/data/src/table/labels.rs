@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::choose::ColumnChoice;
-use super::classes::{self, Distinct};
-use super::text::{Heading, Row};
+use super::text::{FieldPlace, Heading, Row};
+use crate::classes::{self, Distinct, LabelPlace};
 use crate::error::DataError;
 use crate::spec::LabelKind;
 
@@ -15,7 +15,7 @@ pub(super) struct ReadLabels {
     /// Labels that are numbers, row by row.
     pub(super) targets: Vec<f32>,
     /// The words of classes, in the order in which they occur.
-    pub(super) distinct: Vec<Distinct>,
+    pub(super) distinct: Vec<Distinct<FieldPlace>>,
     known: HashMap<String, u32>,
     fields: Vec<usize>,
     /// `None`: labels are not kept.
@@ -99,7 +99,7 @@ impl ReadLabels {
     }
 
     /// Adds a word that is not known yet; gives its number.
-    fn add(&mut self, word: Distinct) -> Result<u32, DataError> {
+    fn add(&mut self, word: Distinct<FieldPlace>) -> Result<u32, DataError> {
         if self.distinct.len() == classes::CLASSES_MAX {
             return Err(word.place.error(&classes::too_many(self.name.as_deref())));
         }

@@ -12,7 +12,6 @@
 
 mod choose;
 mod chunks;
-mod classes;
 mod columns;
 mod date;
 mod encode;
@@ -33,12 +32,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::classes::{self, Distinct};
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, IGNORED, LabelKind, Spec, Target};
 pub use choose::{BLANKS, ColumnChoice, ONE_HOT};
 use chunks::Chunks;
-use classes::Distinct;
 pub use columns::Columns;
 use encode::RowEncoder;
 pub(crate) use fields::Fields;
@@ -48,7 +47,7 @@ use parts::SameColumns;
 pub use schema::TableSchema;
 use stored::{Indexed, StoredRows};
 pub use survey::{ColumnSurvey, ColumnType};
-use text::{Heading, Row, Text};
+use text::{FieldPlace, Heading, Row, Text};
 pub use texts::{LENGTH, TextChoice, TextColumns, WordPlace, choose_times};
 use texts::{TokenRows, list_of};
 
@@ -107,7 +106,7 @@ pub struct Table {
     values: Vec<f32>,
     /// Which of `distinct` each row has; empty for rows without labels.
     labels: Vec<u32>,
-    distinct: Vec<Distinct>,
+    distinct: Vec<Distinct<FieldPlace>>,
     /// The class of each of `distinct`.
     class_of: Vec<u32>,
     /// Labels that are numbers, row by row; empty for classes.
@@ -175,7 +174,7 @@ impl Table {
                 Err(unread) => return Err(unread.into()),
             },
         };
-        let (mut places, mut distinct) = (HashMap::<&str, usize>::new(), Vec::<Distinct>::new());
+        let (mut places, mut distinct) = (HashMap::<&str, usize>::new(), Vec::<Distinct<FieldPlace>>::new());
         for label in tables.iter().flat_map(|t| &t.distinct) {
             let place = *places.entry(&label.text).or_insert(distinct.len());
             match distinct.get_mut(place) {

@@ -13,6 +13,7 @@ use super::choose::ColumnChoice;
 use super::date::{DatePart, Moment};
 use super::number;
 use super::text::{FieldPlace, Row};
+use crate::classes::LabelPlace;
 use crate::error::DataError;
 
 /// Different values are counted up to this many.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::fields::{Fields, QuoteFault, closing_quote, unquoted_end};
 use super::number;
 use super::{ColumnChoice, TableFormat, TableOptions, TableSchema, TextColumns};
+use crate::classes::LabelPlace;
 use crate::error::DataError;
 use crate::map::{self, Bytes};
 use crate::spec::LabelKind;
@@ -64,9 +65,8 @@ pub(super) struct FieldPlace {
     delimiter: u8,
 }
 
-impl FieldPlace {
-    /// An error there.
-    pub(super) fn error(&self, why: &str) -> DataError {
+impl LabelPlace for FieldPlace {
+    fn error(&self, why: &str) -> DataError {
         let (format, delimiter) = (self.format, self.delimiter);
         let options = TableOptions { format, delimiter, ..TableOptions::default() };
         match Text::open(&self.path, &options) {

@@ -1,4 +1,4 @@
-//! Maps the distinct labels of a table to classes.
+//! Maps the distinct labels of a set, as they are written, to classes.
 //!
 //! A column of numbers to be predicted must not become hundreds of classes unseen.
 //! So labels are refused that are fractions; integers of which there are more than [`FEW`], if they have gaps as amounts have
@@ -8,12 +8,11 @@
 
 use std::collections::HashMap;
 
-use super::text::FieldPlace;
 use crate::error::DataError;
 use crate::spec::Target;
 
 /// More different labels than this are not classes but numbers to be predicted.
-pub(super) const CLASSES_MAX: usize = 65_536;
+pub(crate) const CLASSES_MAX: usize = 65_536;
 /// Integers below this are classes as they are, even if few of them occur; larger ones only if at least half occur.
 const SMALL: i64 = 1000;
 /// Up to this many distinct labels are taken as classes, whatever they are.
@@ -23,22 +22,28 @@ const ROWS_A_NUMBER: usize = 10;
 /// With more distinct words than that, each needs this many rows.
 const ROWS_A_WORD: usize = 2;
 
+/// Where a label is written.
+pub(crate) trait LabelPlace {
+    /// An error there.
+    fn error(&self, why: &str) -> DataError;
+}
+
 /// A distinct label, where it occurs first, and how often.
 #[derive(Clone, Debug)]
-pub(super) struct Distinct {
-    pub(super) text: String,
-    pub(super) place: FieldPlace,
-    pub(super) rows: usize,
+pub(crate) struct Distinct<P> {
+    pub(crate) text: String,
+    pub(crate) place: P,
+    pub(crate) rows: usize,
 }
 
 /// The classes that these labels make. `column` is the name of the label's column, for errors.
-pub(super) fn number(
+pub(crate) fn number<P: LabelPlace>(
     column: Option<&str>,
-    distinct: &[Distinct],
+    distinct: &[Distinct<P>],
     surely_classes: bool,
 ) -> Result<Target, DataError> {
     let rows: usize = distinct.iter().map(|d| d.rows).sum();
-    let refuse = |at: &Distinct, what: String, numeric: bool, target: Target| {
+    let refuse = |at: &Distinct<P>, what: String, numeric: bool, target: Target| {
         let why = refusal(column, (distinct.len(), rows), &what, numeric, &target);
         Err(at.place.error(&why))
     };
@@ -103,7 +108,7 @@ fn refusal(
 }
 
 /// The error for more labels than there can be classes.
-pub(super) fn too_many(column: Option<&str>) -> String {
+pub(crate) fn too_many(column: Option<&str>) -> String {
     format!(
         "{} has over {CLASSES_MAX} different values, too many for classes; for a numeric target set `train.loss = \"mse\"`; \
          name the label's column with `data.label`",
@@ -116,13 +121,13 @@ fn the_label(column: Option<&str>) -> String {
 }
 
 /// The class of each label among classes that are known already.
-pub(super) fn look_up(
-    distinct: &[Distinct],
+pub(crate) fn look_up<P: LabelPlace>(
+    distinct: &[Distinct<P>],
     classes: usize,
     names: &[String],
 ) -> Result<Vec<u32>, DataError> {
     let by_name: HashMap<&str, usize> = names.iter().enumerate().map(|(i, n)| (n.as_str(), i)).collect();
-    let class_of = |d: &Distinct| {
+    let class_of = |d: &Distinct<P>| {
         let class = if names.is_empty() {
             integer(&d.text).and_then(|i| usize::try_from(i).ok()).filter(|&i| i < classes)
         } else {
