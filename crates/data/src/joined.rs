@@ -4,6 +4,8 @@
 //! `part-2` comes before `part-10`. Every rank opens all of them; what is mapped (arrays, texts of bytes) is read only
 //! where a rank's own samples lie.
 //!
+//! `{000..031}` in a path stands for all numbers from the one to the other, as in a shell: with as many digits, in their order.
+//!
 //! A folder stands for the files in it that have a fitting name, in the same order; a list for everything that its paths stand for.
 
 use std::cmp::Ordering;
@@ -14,6 +16,9 @@ use std::sync::Arc;
 use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::error::DataError;
 use crate::spec::{Spec, Target};
+
+/// More files than this are a slip of the pen.
+const EXPANDED_MAX: u64 = 1 << 20;
 
 /// Sets of one kind, concatenated.
 pub struct Joined {
@@ -100,8 +105,54 @@ fn said(spec: &Spec) -> String {
     }
 }
 
-/// The files that a path stands for: itself, or those that match if its last name has a `*`.
+/// The files that a path stands for: itself, or those that match if its last name has a `*`; of all its numbers, if it has `{0..9}`.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    match path.to_str().filter(|text| text.contains("..") && !path.exists()) {
+        None => matching(path),
+        Some(text) => {
+            let all = expanded(text)?.into_iter().map(|one| matching(Path::new(&one)));
+            Ok(all.collect::<Result<Vec<_>, _>>()?.concat())
+        }
+    }
+}
+
+/// The paths that a path with ranges of numbers, such as `{000..031}`, stands for; others stand for themselves.
+pub(crate) fn expanded(text: &str) -> Result<Vec<String>, DataError> {
+    let (mut done, mut rest) = (vec![String::new()], text);
+    while let Some((before, numbers, after)) = range_in(rest) {
+        let (low, high) = numbers;
+        let wide = |n: &str| n.len() > 1 && n.starts_with('0');
+        let width = if wide(low) || wide(high) { low.len().max(high.len()) } else { 0 };
+        let parsed = low.parse::<u64>().ok().zip(high.parse::<u64>().ok());
+        let Some((low, high)) = parsed.filter(|(low, high)| low <= high) else {
+            let why = format!("{text}: {{{low}..{high}}} is not a range; write the smaller number first");
+            return Err(DataError::Setting { why });
+        };
+        if ((high - low).saturating_add(1)).saturating_mul(done.len() as u64) > EXPANDED_MAX {
+            return Err(DataError::Setting { why: format!("{text}: more than {EXPANDED_MAX} files") });
+        }
+        done = done
+            .iter()
+            .flat_map(|start| (low..=high).map(move |n| format!("{start}{before}{n:0width$}")))
+            .collect();
+        rest = after;
+    }
+    done.iter_mut().for_each(|path| path.push_str(rest));
+    Ok(done)
+}
+
+/// The first range of numbers in a text, with what is before and after it.
+fn range_in(text: &str) -> Option<(&str, (&str, &str), &str)> {
+    let is_number = |n: &str| !n.is_empty() && n.len() < 19 && n.bytes().all(|b| b.is_ascii_digit());
+    text.match_indices('{').find_map(|(open, _)| {
+        let (inside, after) = text[open + 1..].split_once('}')?;
+        let (low, high) = inside.split_once("..").filter(|(a, b)| is_number(a) && is_number(b))?;
+        Some((&text[..open], (low, high), after))
+    })
+}
+
+/// The same for a path without ranges.
+fn matching(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let Some(pattern) = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*')) else {
         return Ok(vec![path.to_path_buf()]);
     };
@@ -246,6 +297,29 @@ mod tests {
         let error = files(&folder.path().join("z*")).unwrap_err().to_string();
         assert!(error.contains("z*") && error.contains("no file"), "{error}");
         assert!(files(&alone.join("*")).is_err());
+    }
+
+    #[test]
+    fn ranges_of_numbers_are_expanded() {
+        for (text, expected) in [
+            ("a-{8..11}.tar", "a-8.tar a-9.tar a-10.tar a-11.tar"),
+            ("a-{008..010}", "a-008 a-009 a-010"),
+            ("{0..1}/{1..2}", "0/1 0/2 1/1 1/2"),
+            ("a-{x..y}{3..3}", "a-{x..y}3"),
+            ("../a", "../a"),
+            ("{..}", "{..}"),
+        ] {
+            assert_eq!(expanded(text).unwrap().join(" "), expected, "{text}");
+        }
+        for text in ["{3..1}", "{0..9999999}", "{0..1000}{0..1000}{0..1000}"] {
+            assert!(expanded(text).is_err(), "{text}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        ["p-00", "p-01", "{1..2}"].iter().for_each(|name| std::fs::write(path(name), "").unwrap());
+        assert_eq!(files(&path("p-{00..01}")).unwrap(), ["p-00", "p-01"].map(path));
+        // A file that has such a name is meant.
+        assert_eq!(files(&path("{1..2}")).unwrap(), [path("{1..2}")]);
     }
 
     #[test]

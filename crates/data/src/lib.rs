@@ -5,7 +5,7 @@
 //!
 //! # Layout
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
-//! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`arrays`] (safetensors),
+//! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`shards`] (tars of images), [`arrays`] (safetensors),
 //!   [`text`] with [`bpe`], its tokenizers, [`text_tokens`], those of texts with labels; all over [`map`], mapped files.
 //! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set. [`by_length`]: texts,
 //!   the shortest first.
@@ -39,6 +39,7 @@ pub mod memory;
 pub mod order;
 mod permute;
 mod plane;
+pub mod shards;
 pub mod spec;
 pub mod split;
 pub mod stats;
@@ -59,6 +60,7 @@ pub use memory::InMemory;
 pub use order::{Mode, Order};
 /// Which samples were read, as a digest.
 pub use polyreme_kernels::tally::Tally;
+pub use shards::{ShardOptions, Shards};
 pub use spec::{Features, LabelKind, Layout, Spec, Target};
 pub use split::{Subset, split};
 pub use stats::{Stats, balanced_weights};

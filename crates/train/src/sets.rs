@@ -1,5 +1,7 @@
 //! The sets of a job: where its samples come from, opened and split.
 
+mod tar;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -252,6 +254,7 @@ fn open_source(
             let sets = both(Arc::new(train), test.map(shared));
             Sets { validation: validation.map(shared), origin, ..sets }
         }
+        Source::Tar { .. } => tar::open(job, trained, isa)?,
         Source::Text { path, test, tokenizer, .. } => {
             let tokens = match tokenizer {
                 Some(file) => Tokenizer::from_file(file)?,

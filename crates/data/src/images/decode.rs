@@ -20,6 +20,9 @@ use super::jpeg::Decoder;
 use super::resize::{ImageSize, ResizePart};
 use crate::error::DataError;
 
+/// How files of each format start.
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+const JPEG: &[u8] = b"\xff\xd8\xff";
 /// The longest side of an image; checked before memory is allocated.
 pub(super) const SIDE_MAX: usize = 16_384;
 /// Deflate packs at most this many bytes into one.
@@ -34,13 +37,13 @@ const LARGE_PIXELS_A_BYTE: usize = 64;
 
 /// What is wrong with a file, and where.
 #[derive(Debug)]
-pub(super) struct Flaw {
-    pub(super) offset: u64,
-    pub(super) why: String,
+pub(crate) struct Flaw {
+    pub(crate) offset: u64,
+    pub(crate) why: String,
 }
 
 impl Flaw {
-    fn new(offset: usize, why: impl Into<String>) -> Flaw {
+    pub(super) fn new(offset: usize, why: impl Into<String>) -> Flaw {
         Flaw { offset: offset as u64, why: why.into() }
     }
 
@@ -68,13 +71,18 @@ pub(super) fn decode(
 
 /// The same without the fast decoder, for any supported file; the error says what is wrong.
 pub(super) fn decode_any(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<ImageSize, Flaw> {
-    if file.starts_with(b"\x89PNG\r\n\x1a\n") {
+    if file.starts_with(PNG) {
         decode_png(file, grey, pixels)
-    } else if file.starts_with(b"\xff\xd8\xff") {
+    } else if file.starts_with(JPEG) {
         decode_jpeg(file, grey, pixels)
     } else {
         Err(Flaw::new(0, "neither PNG nor JPEG; convert it, or remove it from the folder"))
     }
+}
+
+/// Whether a file starts as an image that can be decoded does; the rest of it may still be broken.
+pub(crate) fn starts_as_image(file: &[u8]) -> bool {
+    file.starts_with(PNG) || file.starts_with(JPEG)
 }
 
 fn decode_png(file: &[u8], grey: bool, pixels: &mut Vec<u8>) -> Result<ImageSize, Flaw> {

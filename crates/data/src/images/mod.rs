@@ -8,13 +8,12 @@
 mod decode;
 mod folder;
 mod jpeg;
+mod kept;
 mod resize;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use polyreme_kernels::Isa;
 
@@ -22,8 +21,11 @@ use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
 use decode::SIDE_MAX;
+pub(crate) use decode::{Flaw, starts_as_image};
 pub use folder::{FoundImages, find};
-use resize::{CoverCrop, ImageSize, Pixels, ResizePart};
+pub(crate) use kept::KeptImages;
+pub(crate) use resize::ImageSize;
+use resize::{CoverCrop, Pixels, ResizePart};
 
 /// The largest file that is read: the largest image, unpacked, is smaller.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -55,38 +57,26 @@ pub struct Images {
     how: SampleFormat,
     files: Vec<PathBuf>,
     labels: Vec<u32>,
-    /// Decoded images; each is set at most once, by the thread that decodes it first.
-    cache: Vec<OnceLock<Box<[u8]>>>,
-    cache_left: AtomicUsize,
+    kept: KeptImages,
 }
 
 impl Images {
     /// Opens the folder of a set. Only names are read, and the first image where `size` is to be found.
     pub fn open(folder: &Path, options: &ImageOptions) -> Result<Images, DataError> {
-        let channels = if options.grey { 1 } else { 3 };
         let listing = folder::list(folder)?;
-        let (size, scale) = match options.size {
-            Some((height, width)) => (checked(height, width)?, true),
-            None => {
-                let mut scratch = Scratch::default();
-                read(&listing.files[0], &mut scratch.file)?;
-                let Scratch { file, bytes, images, .. } = &mut scratch;
-                images.jpeg.isa = options.isa;
-                let size = decode::decode(file, options.grey, bytes, &mut images.jpeg);
-                (size.map_err(|flaw| flaw.of(&listing.files[0]))?, false)
-            }
+        let first = || {
+            let mut content = Vec::new();
+            read(&listing.files[0], &mut content)?;
+            size_of(&content, options).map_err(|flaw| flaw.of(&listing.files[0]))
         };
-        let features =
-            Features::Image { channels, height: size.height, width: size.width, layout: Layout::Interleaved };
+        let how = SampleFormat::new(options, first)?;
         let target = Target::Class { classes: listing.classes.len(), names: listing.classes };
-        let cache = listing.files.iter().map(|_| OnceLock::new()).collect();
         Ok(Images {
-            spec: Spec { features, target },
-            how: SampleFormat { size, scale, channels, isa: options.isa },
+            spec: Spec { features: how.features(), target },
+            how,
+            kept: KeptImages::new(listing.files.len(), options.cache_bytes),
             files: listing.files,
             labels: listing.labels,
-            cache,
-            cache_left: AtomicUsize::new(options.cache_bytes),
         })
     }
 
@@ -114,19 +104,6 @@ impl Images {
     pub fn path(&self, idx: usize) -> &Path {
         &self.files[idx]
     }
-
-    /// Keeps a copy if there is room.
-    fn keep(&self, idx: usize, pixels: &[u8]) {
-        let take = |left: usize| left.checked_sub(pixels.len());
-        // Relaxed: only the sum counts, not the order.
-        if self.cache_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
-            return;
-        }
-        if self.cache[idx].set(pixels.into()).is_err() {
-            // Another thread decoded the same image meanwhile.
-            self.cache_left.fetch_add(pixels.len(), Ordering::Relaxed);
-        }
-    }
 }
 
 impl Dataset for Images {
@@ -140,11 +117,11 @@ impl Dataset for Images {
 
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
         let label = Label::Class(self.labels[idx] as usize);
-        let pixels = match self.cache[idx].get() {
+        let pixels = match self.kept.get(idx) {
             Some(kept) => kept,
             None => {
                 let pixels = self.how.sample(&self.files[idx], scratch)?;
-                self.keep(idx, pixels);
+                self.kept.keep(idx, pixels);
                 pixels
             }
         };
@@ -181,7 +158,7 @@ pub fn decode_file(path: &Path, features: &Features, isa: Isa) -> Result<Vec<u8>
 
 /// Settings by which a file becomes a sample.
 #[derive(Clone, Copy, Debug)]
-struct SampleFormat {
+pub(crate) struct SampleFormat {
     size: ImageSize,
     /// Whether other sizes are scaled to it.
     scale: bool,
@@ -198,15 +175,52 @@ pub(crate) struct ImageBuffers {
     levels: Vec<i16>,
 }
 
+/// The size of an image, which is decoded for it: where a decoder would fail, this does.
+pub(crate) fn size_of(content: &[u8], options: &ImageOptions) -> Result<ImageSize, Flaw> {
+    let mut jpeg = jpeg::Decoder::default();
+    jpeg.isa = options.isa;
+    decode::decode(content, options.grey, &mut Vec::new(), &mut jpeg)
+}
+
 impl SampleFormat {
+    /// As the options say; without a size in them, that of the first image.
+    pub(crate) fn new(
+        options: &ImageOptions,
+        first: impl FnOnce() -> Result<ImageSize, DataError>,
+    ) -> Result<SampleFormat, DataError> {
+        let (size, scale) = match options.size {
+            Some((height, width)) => (checked(height, width)?, true),
+            None => (first()?, false),
+        };
+        Ok(SampleFormat { size, scale, channels: if options.grey { 1 } else { 3 }, isa: options.isa })
+    }
+
+    /// What a sample of this format is to a model.
+    pub(crate) fn features(&self) -> Features {
+        let ImageSize { height, width } = self.size;
+        Features::Image { channels: self.channels, height, width, layout: Layout::Interleaved }
+    }
+
     fn sample<'a>(&self, path: &Path, scratch: &'a mut Scratch) -> Result<&'a [u8], DataError> {
-        let Scratch { file, bytes, numbers, images: ImageBuffers { jpeg, cut, levels }, .. } = scratch;
+        let Scratch { file, bytes, numbers, images, .. } = scratch;
+        read(path, file)?;
+        self.decode(file, bytes, numbers, images).map_err(|flaw| flaw.of(path))
+    }
+
+    /// The pixels of a file with this content.
+    pub(crate) fn decode<'a>(
+        &self,
+        file: &[u8],
+        bytes: &'a mut Vec<u8>,
+        numbers: &mut Vec<f32>,
+        buffers: &mut ImageBuffers,
+    ) -> Result<&'a [u8], Flaw> {
+        let ImageBuffers { jpeg, cut, levels } = buffers;
         let (to, channels) = (self.size, self.channels);
         let len = to.pixels() * channels;
-        read(path, file)?;
         jpeg.isa = self.isa;
         if let Some(mut rows) = jpeg.decode(file, channels == 1, |from| self.part(from, cut)) {
-            self.check(path, rows.size())?;
+            self.check(rows.size())?;
             decode::grow(bytes, len);
             match cut {
                 Some(cut) if rows.size() != to => {
@@ -216,8 +230,8 @@ impl SampleFormat {
             }
             return Ok(&bytes[..len]);
         }
-        let from = decode::decode_any(file, channels == 1, bytes).map_err(|flaw| flaw.of(path))?;
-        self.check(path, from)?;
+        let from = decode::decode_any(file, channels == 1, bytes)?;
+        self.check(from)?;
         if from == to {
             return Ok(&bytes[..len]);
         }
@@ -240,7 +254,7 @@ impl SampleFormat {
         CoverCrop::again(cut, from, self.size).part().clone()
     }
 
-    fn check(&self, path: &Path, from: ImageSize) -> Result<(), DataError> {
+    fn check(&self, from: ImageSize) -> Result<(), Flaw> {
         let to = self.size;
         if self.scale || from == to {
             return Ok(());
@@ -249,7 +263,7 @@ impl SampleFormat {
             "{} x {} pixels, but the first image has {} x {}; set `size` to bring all to one size",
             from.height, from.width, to.height, to.width
         );
-        Err(DataError::corrupt(path, 0, why))
+        Err(Flaw::new(0, why))
     }
 }
 

@@ -158,9 +158,9 @@ impl Fixed {
 
 /// The size of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ImageSize {
-    pub(super) height: usize,
-    pub(super) width: usize,
+pub(crate) struct ImageSize {
+    pub(crate) height: usize,
+    pub(crate) width: usize,
 }
 
 impl ImageSize {

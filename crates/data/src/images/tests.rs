@@ -174,9 +174,9 @@ fn a_folder_is_read_and_kept() {
             }
         };
         thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(read))));
-        let kept = images.cache.iter().filter(|c| c.get().is_some()).count();
+        let kept = (0..images.len()).filter(|&i| images.kept.get(i).is_some()).count();
         assert_eq!(
-            (kept, images.cache_left.load(Ordering::Relaxed)),
+            (kept, images.kept.bytes_left()),
             ((cache_bytes / 18).min(3), cache_bytes - 18 * kept.min(3))
         );
         damage::read_all(&images).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use polyreme_data::images::decode_file;
+use polyreme_data::shards::decode_tar;
 use polyreme_data::table::{Table, TableFormat, TableOptions, WordPlace};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
 use polyreme_net::Doing;
@@ -176,15 +177,24 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
         Sample::Image { .. } => {
             let spec = trained.preparation().spec(Layout::Interleaved);
             let mut pixels = Vec::new();
+            let mut names = Vec::new();
             for file in &args.files {
-                pixels.extend(decode_file(file, &spec.features, app.given().isa)?);
+                let isa = app.given().isa;
+                if file.extension().is_some_and(|e| e.eq_ignore_ascii_case("tar")) {
+                    for (member, image) in decode_tar(file, &spec.features, isa)? {
+                        names.push(file.join(member).display().to_string());
+                        pixels.extend(image);
+                    }
+                } else {
+                    names.push(file.display().to_string());
+                    pixels.extend(decode_file(file, &spec.features, isa)?);
+                }
             }
-            let (n, each) = (args.files.len(), spec.n_labels());
+            let (n, each) = (names.len(), spec.n_labels());
             let set = match spec.target.is_values() {
                 false => InMemory::new(spec, pixels, vec![0; n])?,
                 true => InMemory::with_values(spec, pixels, vec![0.0; n * each])?,
             };
-            let names = args.files.iter().map(|f| f.display().to_string()).collect();
             Ok(Asked::Sets(vec![AskedSet { set: Arc::new(set), names, words: Vec::new() }]))
         }
         Sample::Row { .. } | Sample::Mixed { .. } | Sample::Texts { .. } => {

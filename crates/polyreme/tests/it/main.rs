@@ -23,6 +23,7 @@ mod planned;
 mod ranks;
 mod saved;
 mod servers;
+mod shards;
 mod tables;
 mod targets;
 mod texts;

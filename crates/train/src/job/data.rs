@@ -58,6 +58,11 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         "parquet" => |_| of(table_of(TableFormat::Parquet));
         /// a folder of images for each class, or `train` and `test` with such folders in them
         "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
+        /// shards of tar as WebDataset writes them, images with labels, see `docs/shards.md`
+        "tar" => |_| {
+            let (path, test, label) = (Vec::new(), Vec::new(), None);
+            of(Source::Tar { path, test, label, size: None, grey: false })
+        };
         /// a text; labels are the next tokens
         "text" => |_| of(Source::Text { path: PathBuf::new(), test: None, tokenizer: None, context: None });
         /// arrays in a safetensors file
@@ -105,6 +110,9 @@ fn keys() -> Vec<Key<DataSpec>> {
         /// match, as in `data/part-*.csv`. They have the same columns, and come in the order of their names, lists in their own
         path: paths() => field!(Source::{Table}.path in source);
             needed "say where the file is; paths are relative to the job file's folder";
+        /// the file; a list of files; a folder, for its `.tar` files; or a pattern, as in `data/train-{000..031}.tar` or `data/train-*.tar`
+        path: paths() => field!(Source::{Tar}.path in source);
+            needed "say where the file is; paths are relative to the job file's folder";
         /// the file; several files if the last name has a `*`, as in `data/part-*.csv`
         path: path() => |s| match &mut s.source {
             Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
@@ -121,11 +129,13 @@ fn keys() -> Vec<Key<DataSpec>> {
             _ => None,
         }; or "`data/KIND` in the working folder";
         /// the test file, or files, as for `path`; evaluated once, at the end, and nothing is chosen by it
-        test: paths() => field!(Source::{Table}.test in source); or "none";
+        test: paths() => field!(Source::{Table | Tar}.test in source); or "none";
         /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
         test: maybe(path()) => field!(Source::{Text | Arrays}.test in source);
         /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1; needed for jsonl
         label: columns() => field!(Source::{Table}.label in source); or "the last column";
+        /// the key of a sample's `.json` that has its label: a word or a number for classes, a number or an array of them for numbers
+        label: maybe(text()) => field!(Source::{Tar}.label in source); or "the `.cls` is the label";
         /// the character between fields
         delimiter: delimiter() => field!(Source::{Table}.delimiter in source); only is_csv;
         /// whether the first line holds names
@@ -153,10 +163,10 @@ fn keys() -> Vec<Key<DataSpec>> {
         in_memory: maybe(flag()) => field!(Source::{Table}.in_memory in source); only has_lines;
             or "unless the files have more than a quarter of the bytes that are free";
         /// the size that every image is brought to
-        size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images}.size in source);
+        size: maybe(pair(1..=SIDE_MAX)) => field!(Source::{Images | Tar}.size in source);
             or "all images must have the same size";
         /// whether colours are dropped
-        grey: flag() => field!(Source::{Images}.grey in source);
+        grey: flag() => field!(Source::{Images | Tar}.grey in source);
         /// a `tokenizer.json`
         tokenizer: maybe(path()) => |s| match &mut s.source {
             Source::Text { tokenizer, .. } => Some(tokenizer),

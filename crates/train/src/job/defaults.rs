@@ -142,6 +142,7 @@ impl Source {
             Source::Table { format: TableFormat::JsonLines, .. } => "jsonl",
             Source::Table { format: TableFormat::Parquet, .. } => "parquet",
             Source::Images { .. } => "images",
+            Source::Tar { .. } => "tar",
             Source::Text { .. } => "text",
             Source::Arrays { .. } => "arrays",
             Source::Synthetic { .. } => "synthetic",

@@ -124,6 +124,19 @@ pub enum Source {
         /// Whether colours are dropped.
         grey: bool,
     },
+    /// Shards of tar: members of one key are a sample, an image and its label.
+    Tar {
+        /// The training files: files, folders, patterns.
+        path: Vec<PathBuf>,
+        /// The test files; empty: none.
+        test: Vec<PathBuf>,
+        /// The key of the `.json` with the label; `None`: the label is the `.cls`.
+        label: Option<String>,
+        /// Rows and columns that every image is brought to; `None`: all must have one size.
+        size: Option<(usize, usize)>,
+        /// Whether colours are dropped.
+        grey: bool,
+    },
     /// Text.
     Text {
         /// The file.

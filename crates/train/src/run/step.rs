@@ -33,7 +33,7 @@ impl Run {
         let plan =
             (first..steps).flat_map(move |step| spans_of_step(step, pace, order, &part, set.as_deref()));
         let data = &self.prepared.job.data;
-        let cheap = !matches!(data.source, Source::Images { .. });
+        let cheap = !matches!(data.source, Source::Images { .. } | Source::Tar { .. });
         let threads = data.threads.unwrap_or(if cheap { 1 } else { self.prepared.threads });
         let options = LoaderOptions {
             batch_max: self.part.lengths()[0],

@@ -55,7 +55,7 @@ best = "accuracy"
           |
         7 | label = "species"
           | ^^^^^
-          = help: it belongs to csv, jsonl, parquet
+          = help: it belongs to csv, jsonl, parquet, tar
 
         error: `data.validation` is 1.5; it must be at least 0 and less than 1
          --> job.toml:8:14
@@ -143,7 +143,7 @@ fn what_is_missing() {
 
         1 error in job.toml"#,
     );
-    let kinds = "known are idx, mnist, fashion-mnist, cifar10, cifar100, csv, jsonl, parquet, images, text, arrays, synthetic, given";
+    let kinds = "known are idx, mnist, fashion-mnist, cifar10, cifar100, csv, jsonl, parquet, images, tar, text, arrays, synthetic, given";
     check_one("[model]\nkind = \"mlp\"\n[data]", &[], "[data] needs `kind`", kinds);
     let kinds = "known are mlp, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18, resnet34, resnet50, resnet101, resnet18_cifar, \
                  resnet34_cifar, resnet50_cifar, resnet101_cifar, lstm, gru, bilstm, bigru, encoder, layers";
@@ -258,7 +258,7 @@ fn kinds_and_keys() {
     check(
         &data("kind = \"text\"\npath = \"x\"\nnormalise = true"),
         "`normalise` does not belong to [data] of kind `text`",
-        "it belongs to idx, mnist, fashion-mnist, cifar10, cifar100, csv, jsonl, parquet, images, arrays, synthetic, given",
+        "it belongs to idx, mnist, fashion-mnist, cifar10, cifar100, csv, jsonl, parquet, images, tar, arrays, synthetic, given",
     );
     check(
         &data("kind = \"csv\"\npath = \"x\"\ndelimiter = \"ab\""),

@@ -36,6 +36,7 @@ fn kinds_are_what_they_are_called() {
         "jsonl",
         "parquet",
         "images",
+        "tar",
         "text",
         "arrays",
     ];

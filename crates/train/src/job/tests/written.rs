@@ -236,6 +236,20 @@ fn source() -> impl Strategy<Value = Source> {
             }),
         (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>())
             .prop_map(|(path, size, grey)| Source::Images { path, size, grey }),
+        (
+            prop::collection::vec(path(), 1..3),
+            prop::collection::vec(path(), 0..3),
+            prop::option::of("[a-z]{1,9}"),
+            prop::option::of((1..99_usize, 1..99_usize)),
+            any::<bool>()
+        )
+            .prop_map(|(path, test, label, size, grey)| Source::Tar {
+                path,
+                test,
+                label,
+                size,
+                grey
+            }),
         (path(), test(), "[a-z]{1,9}", "[a-z]{1,9}").prop_map(|(path, test, x, labels)| Source::Arrays {
             path,
             test,
