@@ -4,6 +4,7 @@
     cargo build --release
     bench/elastic.py kills [--seconds 120] [--every 1s]     # examples/digits.toml on 4 ranks, a kill and a join each second
     bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
+    bench/elastic.py successor [--kills 50]                 # 4 ranks; the process that coordinates is killed, and another rank joins
     bench/elastic.py many [--ranks 64]                      # how long a group takes to form, and to replace a rank
     bench/elastic.py join                                   # a third rank joins two that train a gpt of 163 million parameters
     bench/elastic.py cost [--rounds 3]                      # gpt on 2 processes over TCP, elastic and not, by turns
@@ -102,6 +103,41 @@ def coordinator(folder, n_kills):
         print(f"generation {now['generation']}, {now['ranks_lost']} ranks lost, step {step()}")
     finally:
         for process in [*ranks, boss]:
+            process.kill()
+            process.wait()
+
+
+def successor(folder, n_kills):
+    at = free_address()
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    start = ["train", JOB, "--elastic", "--processes", "4", "--listen", at, "--output", folder / "run"]
+    started, times = [run(*start, *sets(), **quiet)], []
+    try:
+        until("it begins", lambda: (now := status(at)) and now["trains"] and now["members"][0]["step"] > 100)
+        for kill in range(n_kills):
+            now = status(at)
+            before, gone = max(row["step"] for row in now["members"]), now["coordinator_pid"]
+            os.kill(gone, signal.SIGKILL)
+            # The first is the process that started the run, and no rank.
+            left = 3 if kill else 4
+
+            def goes_on():
+                now = status(at)
+                trains = now and now["coordinator_pid"] != gone and now["trains"] and now["ranks"] == left
+                return trains and max(row["step"] for row in now["members"]) > before
+
+            times.append(until("it goes on", goes_on)[0])
+            [process.poll() for process in started]
+            if kill:
+                started.append(run("join", at, JOB, "--threads", "1", *sets(), **quiet))
+                until("another rank joins", lambda: (now := status(at)) and now["trains"] and now["ranks"] == 4)
+        now = status(at)
+        print(f"{n_kills} kills: known to train again after {statistics.median(times):.2f} s, at most {max(times):.2f} s;", end=" ")
+        print(f"generation {now['generation']}, {now['ranks_lost']} ranks lost, {now['steps_redone']} steps done again")
+    finally:
+        for row in (status(at) or {"members": []})["members"]:
+            os.kill(row["pid"], signal.SIGKILL)
+        for process in started:
             process.kill()
             process.wait()
 
@@ -214,7 +250,7 @@ def cost(folder, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "coordinator", "many", "join", "cost"])
+    parser.add_argument("what", choices=["kills", "coordinator", "successor", "many", "join", "cost"])
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--kills", type=int, default=50)
@@ -228,6 +264,8 @@ def main():
             kills(folder, args.seconds, args.every)
         elif args.what == "coordinator":
             coordinator(folder, args.kills)
+        elif args.what == "successor":
+            successor(folder, args.kills)
         elif args.what == "join":
             join(folder)
         elif args.what == "cost":

@@ -93,6 +93,8 @@ pub struct Coordinator {
     began: Option<Instant>,
     /// Whether it took the last generation over from another coordinator.
     restarted: bool,
+    /// A rank of that generation whose process has ended, with the coordinator in it.
+    ended: Option<MemberId>,
     over: bool,
     waits: Option<Reason>,
     /// What rank 0 left for later ones.
@@ -126,6 +128,7 @@ impl Coordinator {
             opened: None,
             began: None,
             restarted: false,
+            ended: None,
             over: false,
             waits: None,
             note: Vec::new(),
@@ -178,6 +181,11 @@ impl Coordinator {
         if !note.is_empty() {
             self.note = note;
         }
+    }
+
+    /// It comes after a coordinator that was in the process of this member, which has ended.
+    pub fn succeeds(&mut self, ended: Option<MemberId>) {
+        self.ended = ended;
     }
 
     /// When the next tick is due even if nothing happens.

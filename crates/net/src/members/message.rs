@@ -155,6 +155,10 @@ pub enum ToMember {
         id: MemberId,
         /// How long silence may last.
         patience_ms: u64,
+        /// The member whose process has the coordinator, if it is one.
+        runs_on: Option<MemberId>,
+        /// Whether a member takes the coordinator's place when it is lost.
+        succession: bool,
     },
     /// It cannot be one.
     Refused {
@@ -338,10 +342,12 @@ impl Wire for ToMember {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            ToMember::Welcome { id, patience_ms } => {
+            ToMember::Welcome { id, patience_ms, runs_on, succession } => {
                 out.push(1);
                 out.put_u64(*id);
                 out.put_u64(*patience_ms);
+                put_held(&mut out, *runs_on);
+                out.push(u8::from(*succession));
             }
             ToMember::Refused { why } => {
                 out.push(2);
@@ -389,7 +395,12 @@ impl Wire for ToMember {
     fn decode(bytes: &[u8]) -> Result<ToMember, Malformed> {
         let mut r = Reader(bytes);
         let message = match r.u8()? {
-            1 => ToMember::Welcome { id: r.u64()?, patience_ms: r.u64()? },
+            1 => ToMember::Welcome {
+                id: r.u64()?,
+                patience_ms: r.u64()?,
+                runs_on: held(&mut r)?,
+                succession: flag(&mut r)?,
+            },
             2 => ToMember::Refused { why: r.text()? },
             3 => {
                 let (generation, rank, master) = (r.u64()?, r.u32()? as usize, r.text()?);

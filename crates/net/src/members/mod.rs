@@ -42,7 +42,8 @@
 //! comes first. It cancels the generation on all others, which also notice it in their own connections.
 //!
 //! # When the coordinator dies
-//! Its children save and stop. Other members go on training, and knock at its address. One that is started there again knows nothing,
+//! Members go on training, and knock at its address. One that is started there again, or one of its children that takes its place
+//! (`succession.rs`; where that is not wanted, children save and stop), knows nothing,
 //! and is told everything by whoever comes back: the last generation and its members, because a generation takes effect only when all
 //! its ranks were told of it. Who does not come back is silent, and lost after patience. If no coordinator comes within
 //! patience, they save and stop.
@@ -59,6 +60,7 @@ pub mod message;
 mod office;
 mod seat;
 mod session;
+mod succession;
 pub mod tally;
 #[cfg(test)]
 mod tests;
@@ -71,4 +73,5 @@ pub use message::{
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
 pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};
+pub use succession::{OpenOffice, Vacancy};
 pub use tally::{Stall, Tally, TallySummary};

@@ -45,6 +45,12 @@ pub struct OfficeOptions {
     pub note: Vec<u8>,
     /// Whether connections are encrypted; the same for all members.
     pub encrypt: Encrypt,
+    /// The member whose process this is, if it is one.
+    pub runs_on: Option<MemberId>,
+    /// The member whose process had the coordinator before, and has ended.
+    pub ended: Option<MemberId>,
+    /// Whether a member takes its place when it is lost. Otherwise members wait for it to be started again.
+    pub succession: bool,
     /// Receives lines about connections that are turned away.
     pub tell: Tell,
     /// Time and sockets.
@@ -108,6 +114,8 @@ pub struct Office {
     /// The digest of the job that all members have, once there is one.
     digest: Option<u64>,
     patience: Duration,
+    runs_on: Option<MemberId>,
+    succession: bool,
     coordinator: Coordinator,
     guests: BTreeMap<MemberId, Guest>,
     /// Children whose connections are closed and whose end was not reported yet.
@@ -119,14 +127,41 @@ pub struct Office {
 impl Office {
     /// Opens at a listener.
     pub fn open(options: OfficeOptions) -> io::Result<Office> {
-        let OfficeOptions { listener, secret, job, rules, first, note, encrypt, tell, system } = options;
+        let OfficeOptions {
+            listener,
+            secret,
+            job,
+            rules,
+            first,
+            note,
+            encrypt,
+            runs_on,
+            ended,
+            succession,
+            tell,
+            system,
+        } = options;
         let hello = member_hello(encrypt);
         let gate = Gate::new(listener, secret, hello, rules.max, tell)?;
         let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
         coordinator.keep_note(note);
+        coordinator.succeeds(ended);
         let (guests, closed_children) = (BTreeMap::new(), BTreeMap::new());
         let (digest, next, orders) = (None, first, Vec::new());
-        Ok(Office { system, gate, job, digest, patience, coordinator, guests, closed_children, next, orders })
+        Ok(Office {
+            system,
+            gate,
+            job,
+            digest,
+            patience,
+            runs_on,
+            succession,
+            coordinator,
+            guests,
+            closed_children,
+            next,
+            orders,
+        })
     }
 
     /// Where members connect.
@@ -333,8 +368,8 @@ impl Office {
     }
 
     fn welcome(&mut self, id: MemberId) {
-        let patience_ms = self.patience.as_millis() as u64;
-        self.say(id, &ToMember::Welcome { id, patience_ms });
+        let (patience_ms, runs_on) = (self.patience.as_millis() as u64, self.runs_on);
+        self.say(id, &ToMember::Welcome { id, patience_ms, runs_on, succession: self.succession });
     }
 
     /// Tells what changes have cost, if all ranks train and did not before.

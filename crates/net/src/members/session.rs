@@ -18,6 +18,7 @@ use super::message::{
 };
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
+use super::succession::{self, OpenOffice, Vacancy};
 use super::tally::TallySummary;
 use crate::alarm::Alarm;
 use crate::connection::Proven;
@@ -56,6 +57,8 @@ pub struct EnterOptions {
     pub child: Option<u64>,
     /// Whether connections are encrypted.
     pub encrypt: Encrypt,
+    /// How this process becomes the coordinator, if that is wanted when the coordinator is lost.
+    pub succeed: Option<OpenOffice>,
 }
 
 /// Why a process is no member.
@@ -149,8 +152,10 @@ impl Membership {
         let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
         let (host, pid, job) = (crate::rendezvous::host_name(), std::process::id(), options.job.clone());
         channel.send(&ToCoordinator::Enter { host, pid, job, child: options.child, was: None });
-        let (id, patience) = match wait(&mut channel, Instant::now() + REACH)? {
-            ToMember::Welcome { id, patience_ms } => (id, Duration::from_millis(patience_ms)),
+        let (id, patience, place) = match wait(&mut channel, Instant::now() + REACH)? {
+            ToMember::Welcome { id, patience_ms, runs_on, succession } => {
+                (id, Duration::from_millis(patience_ms), (runs_on, succession))
+            }
             ToMember::Refused { why } => return Err(EnterError::Refused { why }),
             _ => return Err(EnterError::Gone),
         };
@@ -169,7 +174,9 @@ impl Membership {
         });
         let (says, said) = queue();
         let (tell, told) = queue();
-        let known = Journal { id, ranks: Vec::new(), stand: None, trained: false, note: Vec::new() };
+        let (ranks, note) = (Vec::new(), Vec::new());
+        let (runs_on, succession) = place;
+        let known = Journal { id, ranks, stand: None, trained: false, note, runs_on, succession };
         let (shared_too, options) = (shared.clone(), options.clone());
         let thread = SessionThread { channel, options, shared: shared_too, known, said, tell, patience };
         Os.spawn("member", Box::new(move || thread.run()))?;
@@ -312,6 +319,10 @@ struct Journal {
     /// Whether it has trained.
     trained: bool,
     note: Vec<u8>,
+    /// The member whose process had the last coordinator.
+    runs_on: Option<MemberId>,
+    /// Whether a member takes that one's place.
+    succession: bool,
 }
 
 impl Journal {
@@ -383,12 +394,13 @@ impl SessionThread {
     /// The connection to the coordinator is lost: connects to its successor, and says where this member stands. The rank trains in the
     /// meantime. Whether there is one within patience.
     fn go_back(&mut self) -> bool {
-        // A child of the coordinator ends with it.
-        if self.options.child.is_some() {
+        // A child of a coordinator without a successor ends with it.
+        if self.options.child.is_some() && !self.known.succession {
             return false;
         }
         self.shared.away.store(true, Ordering::Release);
-        let until = Instant::now() + self.patience;
+        let since = Instant::now();
+        let until = since + self.patience;
         while Instant::now() < until {
             // The rank may end meanwhile; what it says is said to the successor.
             match self.said.try_recv() {
@@ -399,6 +411,7 @@ impl SessionThread {
                 Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => {}
             }
+            self.succeed(since);
             match self.reach(until) {
                 Ok(()) => {
                     self.shared.away.store(false, Ordering::Release);
@@ -415,6 +428,17 @@ impl SessionThread {
         false
     }
 
+    /// Becomes the coordinator itself, if it may and nobody else is.
+    fn succeed(&self, since: Instant) {
+        let Journal { id, ref ranks, runs_on, .. } = self.known;
+        let Some(open) = self.options.succeed.as_ref().filter(|_| self.known.succession) else { return };
+        let before = ranks.iter().position(|rank| *rank == id).unwrap_or(ranks.len());
+        if let Some(listener) = succession::take(&self.options.coordinator, since, before) {
+            // If it fails, the address is free again, and the next try is another rank's too.
+            drop(open(Vacancy { listener, own: id, ended: runs_on.filter(|member| *member != id) }));
+        }
+    }
+
     /// Connects to a coordinator that may know nothing of this member.
     fn reach(&mut self, until: Instant) -> Result<(), EnterError> {
         let Proven { connection, .. } = connect(&self.options, until.min(Instant::now() + 2 * PAUSE))?;
@@ -422,7 +446,9 @@ impl SessionThread {
         let generation = self.shared.seat.lock().unwrap_or_else(PoisonError::into_inner).generation();
         channel.send(&self.returns(generation));
         match wait(&mut channel, Instant::now() + REACH)? {
-            ToMember::Welcome { .. } => {}
+            ToMember::Welcome { runs_on, succession, .. } => {
+                (self.known.runs_on, self.known.succession) = (runs_on, succession);
+            }
             ToMember::Refused { why } => return Err(EnterError::Refused { why }),
             _ => return Err(EnterError::Gone),
         }
@@ -484,7 +510,7 @@ fn raise(shared: &SessionShared) {
 pub fn ask_status(coordinator: &str, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
     let job = JobMark { name: String::new(), digest: 0 };
     let (coordinator, secret) = (coordinator.into(), secret.clone());
-    let options = EnterOptions { coordinator, secret, job, child: None, encrypt };
+    let options = EnterOptions { coordinator, secret, job, child: None, encrypt, succeed: None };
     let Proven { connection, .. } = connect(&options, Instant::now() + REACH)?;
     let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
     channel.send(&ToCoordinator::Ask);

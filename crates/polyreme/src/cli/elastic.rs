@@ -40,7 +40,8 @@ pub(super) struct ElasticArgs {
     #[arg(long, help_heading = HEADING)]
     elastic: bool,
     /// Where others can join: an address of this host and a port, such as 10.0.0.1:7777. Set POLYREME_SECRET here and for
-    /// `polyreme join` [default: a free port of 127.0.0.1].
+    /// `polyreme join`. With it the ranks also outlive this process: one of them takes its place [default: a free port of
+    /// 127.0.0.1, and ranks that end with this process].
     #[arg(long, value_name = "ADDR:PORT", help_heading = HEADING)]
     listen: Option<SocketAddr>,
     /// Test an elastic run by faults from a seed: `kill=1s,stop=5s:2s,join=3s,seed=7` kills a rank every second, stops one for
@@ -158,6 +159,10 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             None => Vec::new(),
         },
         encrypt: asked.ranks.encryption(&job),
+        runs_on: None,
+        ended: None,
+        // Where others can join, they can also reach whoever takes the place of this process.
+        succession: asked.args.listen.is_some(),
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         system: Arc::new(Os),
     };
@@ -192,8 +197,8 @@ fn child_of_launcher(
 ) -> CommandResult {
     let stop = Arc::new(AtomicBool::new(false));
     let patience = asked_by_job(&job.parallel).patience;
-    let lifeline =
-        Lifeline::listen(std::io::stdin(), last_words(patience), stop.clone(), || std::process::exit(1));
+    let last_words = asked.args.listen.is_none().then(|| last_words(patience));
+    let lifeline = Lifeline::listen(std::io::stdin(), last_words, stop.clone(), || std::process::exit(1));
     let secret =
         Secret::from_text(&lifeline.secret().map_err(|e| Failure::world(&e))?).map_err(Failure::usage)?;
     let coordinator = lifeline.master().map_err(|e| Failure::world(&e))?;
@@ -304,6 +309,10 @@ pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
         first: coordinator::first_number(),
         note: args.output.clone().unwrap_or_default().into_os_string().into_encoded_bytes(),
         encrypt: args.ranks.encryption(&job),
+        runs_on: None,
+        ended: None,
+        // It is started again where it was.
+        succession: false,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         system: Arc::new(Os),
     };
@@ -333,7 +342,13 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
     let status: serde_json::Value = serde_json::from_str(&text)?;
     let number = |key: &str| status[key].as_f64().unwrap_or(0.0);
     let state = if status["trains"] == true { "trains" } else { "waits" };
-    writeln!(out, "generation {}: {} ranks, {state}", number("generation"), number("ranks"))?;
+    let pid = number("coordinator_pid");
+    writeln!(
+        out,
+        "generation {}: {} ranks, {state}; process {pid} coordinates",
+        number("generation"),
+        number("ranks")
+    )?;
     for member in status["members"].as_array().into_iter().flatten() {
         let rank = member["rank"].as_u64().map_or("-".into(), |rank| rank.to_string());
         let host = member["host"].as_str().unwrap_or_default();

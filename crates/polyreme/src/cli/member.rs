@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use polyreme_net::members::{Apart, EnterOptions, JobMark, Membership, OwnShare, Ready, TallySummary, Wish};
 use polyreme_net::{Encrypt, Secret};
 use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
-use polyreme_train::job::Job;
+use polyreme_train::job::{Elastic, Job};
 use polyreme_train::run::elastic::{CarriedState, Generation, GenerationEnd, run_generation};
 use polyreme_train::run::{Hold, Prepared};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,6 +22,7 @@ use super::train::{fit, for_ranks};
 use super::{CommandResult, Failure};
 use crate::app::App;
 use crate::cluster::elastic::group::{GroupOptions, form_group};
+use crate::cluster::elastic::successor::{Succession, Successor};
 use crate::cluster::enter::{Ranks, Seats};
 use crate::cluster::join::JoinedRank;
 use crate::cluster::places::{self, RankRow};
@@ -84,7 +85,14 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     prepared.changed_data = changed_data;
     prepared.process_bytes = process::bytes_before_training();
     let job = JobMark { name: name.clone(), digest: prepared.digest() };
-    let enter = EnterOptions { coordinator, secret: secret.clone(), job, child, encrypt };
+    let successor = Successor::default();
+    let succeed = {
+        let Elastic { min, max } = prepared.job.parallel.elastic.unwrap_or_default();
+        let (bounds, patience) = ((min, max), asked.patience.silence);
+        let (secret, job) = (secret.clone(), name.clone());
+        Some(successor.opens(Succession { secret, job, bounds, patience, encrypt, json }))
+    };
+    let enter = EnterOptions { coordinator, secret: secret.clone(), job, child, encrypt, succeed };
     let membership = Membership::enter(&enter).map_err(|e| Failure::world(&e))?;
     let (local, patience) = (membership.local(), asked.patience);
     let options = GroupOptions { secret, job: name, local, patience, encrypt };
@@ -137,6 +145,7 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
                     drop(control.goodbye());
                 }
                 membership.done(form.generation);
+                successor.last_words();
                 screen.close();
                 return match ending {
                     Ending::Interrupted => Err(Failure::interrupted()),
@@ -225,7 +234,10 @@ fn generation(
         Ok(bytes) => PathBuf::from(OsStr::from_bytes(&bytes)),
         Err(report) => return lost(kept, report),
     };
-    kept.folder = Some(folder.clone());
+    if kept.folder.replace(folder.clone()).is_none() {
+        // Whichever rank is left can tell it to another coordinator.
+        observer.membership.note(folder.as_os_str().as_bytes().to_vec());
+    }
     let comm = ranks.comms.pop().expect("the one of this rank");
     let generation = Generation {
         number: form.generation,

@@ -106,7 +106,7 @@ pub fn join(
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<JoinedRank, JoinFailure> {
     // It is read until the process ends, whatever happens to the rest.
-    let listen = || Lifeline::listen(io::stdin(), last_words(patience), stop, || std::process::exit(1));
+    let listen = || Lifeline::listen(io::stdin(), Some(last_words(patience)), stop, || std::process::exit(1));
     let lifeline = place.launched.then(listen);
     if place.size == 1 {
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });

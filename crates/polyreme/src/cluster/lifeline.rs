@@ -2,7 +2,7 @@
 //!
 //! The same few lines serve a process of this host and one at the far end of ssh. The job's secret comes this way, so
 //! it is on no command line and in no environment. When the input ends, the launcher is gone: the rank finishes its
-//! step, saves and stops, and if it cannot, it is killed. So no rank outlives its launcher.
+//! step, saves and stops, and if it cannot, it is killed. So no rank outlives its launcher, but those of an elastic run that others can join.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -103,10 +103,10 @@ pub struct Lifeline {
 
 impl Lifeline {
     /// Reads `input` from now on. `stop` is set when the rank should finish; `end` is called when it must end now, which is
-    /// `last_words` after the launcher has gone.
+    /// `last_words` after the launcher has gone. Without `last_words` the rank goes on without its launcher.
     pub fn listen(
         input: impl Read + Send + 'static,
-        last_words: Duration,
+        last_words: Option<Duration>,
         stop: Arc<AtomicBool>,
         end: impl FnOnce() + Send + 'static,
     ) -> Lifeline {
@@ -114,9 +114,13 @@ impl Lifeline {
         let body = move || {
             let told_to_end = follow(input, &stop, &tell);
             drop(tell);
-            stop.store(true, Ordering::Relaxed);
-            if !told_to_end {
-                std::thread::sleep(last_words);
+            match last_words {
+                _ if told_to_end => stop.store(true, Ordering::Relaxed),
+                Some(last_words) => {
+                    stop.store(true, Ordering::Relaxed);
+                    std::thread::sleep(last_words);
+                }
+                None => return,
             }
             end();
         };
@@ -181,7 +185,7 @@ mod tests {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (ended, end) = mpsc::channel();
-        let line = Lifeline::listen(reader, SILENCE, stop.clone(), move || ended.send(()).unwrap());
+        let line = Lifeline::listen(reader, Some(SILENCE), stop.clone(), move || ended.send(()).unwrap());
         write!(writer, "{}", LauncherMessage::Secret("ab12".into())).unwrap();
         write!(writer, "nonsense\n{}", LauncherMessage::Master("[::1]:80".into())).unwrap();
         assert_eq!(line.secret().unwrap(), "ab12");
@@ -197,7 +201,7 @@ mod tests {
     fn a_launcher_that_is_gone_is_said_at_once() {
         let (reader, writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let line = Lifeline::listen(reader, SILENCE, stop.clone(), || {});
+        let line = Lifeline::listen(reader, Some(SILENCE), stop.clone(), || {});
         drop(writer);
         let began = Instant::now();
         assert!(line.secret().unwrap_err().to_string().contains("ended before"));
@@ -215,7 +219,7 @@ mod tests {
         let time = Duration::from_millis(200);
         let began = Instant::now();
         let _line =
-            Lifeline::listen(reader, time, Arc::default(), move || ended.send(Instant::now()).unwrap());
+            Lifeline::listen(reader, Some(time), Arc::default(), move || ended.send(Instant::now()).unwrap());
         drop(writer);
         assert!(end.recv_timeout(Duration::from_secs(20)).unwrap() >= began + time);
     }

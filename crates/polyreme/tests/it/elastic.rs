@@ -117,11 +117,16 @@ impl Watched {
     }
 }
 
-/// A test that fails leaves no ranks running: they end with their launcher.
+/// A test that fails leaves no ranks running: they end with their launcher, or here if they outlive it.
 impl Drop for Watched {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
+        let placed =
+            self.seen.iter().filter(|line| line["event"] == "placed").flat_map(pids).collect::<Vec<_>>();
+        if std::thread::panicking() {
+            crate::ranks::living(&placed).into_iter().for_each(|pid| send(pid, Signal::KILL));
+        }
     }
 }
 
@@ -395,6 +400,63 @@ fn a_coordinator_that_is_killed_and_started_again_loses_no_step() {
     assert_eq!(first.child.wait().unwrap().code(), Some(0));
     drop(boss);
     let steps = crate::ranks::steps_in(&folder.path().join("run"));
+    equals_an_undisturbed_run(folder.path(), &serde_json::json!({"steps": steps}));
+}
+
+/// The process that started the run is killed, and then the rank that coordinates in its place, and the next: the run goes on with
+/// those that are left, and no bit changes.
+#[test]
+fn a_rank_takes_the_place_of_the_process_that_started_the_run() {
+    let folder = folder(&endless());
+    let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |args: &[&str]| {
+        let mut command = command(folder.path(), args);
+        command.env("POLYREME_SECRET", SECRET);
+        command
+    };
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "4", "--listen", &at, "--json", "--output", "run"];
+    let mut run = Watched::start(start(&args));
+    let placed = pids(&run.until(|line| line["event"] == "placed"));
+    run.until(|line| line["event"] == "checkpoint");
+    send(run.child.id() as i32, Signal::KILL);
+    let status = || {
+        let status = start(&["status", &at, "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&status.stdout).unwrap_or_default()
+    };
+    let step_of = |status: &Value| {
+        let members = status["members"].as_array().cloned().unwrap_or_default();
+        members.iter().filter_map(|row| row["step"].as_u64()).min().unwrap_or(0)
+    };
+    let mut before = 0;
+    let mut gone = run.child.id() as i64;
+    for ranks in (2..=4).rev() {
+        let until = Instant::now() + LIMIT;
+        let goes_on = loop {
+            let now = status();
+            let other = now["coordinator_pid"].as_i64().is_some_and(|pid| pid != gone);
+            if other && now["ranks"] == ranks && now["trains"] == true && step_of(&now) > before + 3 {
+                break now;
+            }
+            assert!(Instant::now() < until, "{ranks} ranks: {now}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let pid = goes_on["coordinator_pid"].as_i64().unwrap();
+        assert!(placed.contains(&(pid as i32)), "a rank coordinates: {goes_on}");
+        (before, gone) = (step_of(&goes_on), pid);
+        if ranks > 2 {
+            send(pid as i32, Signal::KILL);
+        }
+    }
+    // All are asked to leave: the last ones save.
+    crate::ranks::living(&placed).into_iter().for_each(|pid| send(pid, Signal::TERM));
+    let until = Instant::now() + LIMIT;
+    while !crate::ranks::living(&placed).is_empty() {
+        assert!(Instant::now() < until, "they stay");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let steps = crate::ranks::steps_in(&folder.path().join("run"));
+    assert!(steps > before, "{steps} steps are saved, and {before} were done");
     equals_an_undisturbed_run(folder.path(), &serde_json::json!({"steps": steps}));
 }
 

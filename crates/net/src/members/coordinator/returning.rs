@@ -56,6 +56,11 @@ impl Coordinator {
             known.generation = self.generation;
             return;
         }
+        if let Some(why) = self.ending.clone().filter(|_| self.cancelled) {
+            // The others were told before it came back.
+            let action = MemberAction::Cancel { generation: self.generation, members: vec![id] };
+            return decisions.push(Decision { action, why });
+        }
         self.end_if_untold(now, other.then_some(id), decisions);
     }
 
@@ -84,6 +89,10 @@ impl Coordinator {
         (self.ending, self.cancelled, self.waits) = (None, false, None);
         (self.saved, self.saving, self.restarted) = (None, None, true);
         self.began.get_or_insert(now);
+        if let Some(ended) = self.ended.filter(|id| self.ranks.contains(id)) {
+            self.accounted.insert(ended);
+            self.lose(now, ended, Reason::Exited(ended), decisions);
+        }
     }
 
     /// If a rank of the last generation was never told of it, that generation has not begun, and will not.

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::super::coordinator::{Coordinator, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::super::message::{Formation, MemberId, Ready};
+use super::super::message::{Formation, MemberId, Ready, Returned};
+use super::super::tally::TallySummary;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -280,6 +281,26 @@ fn a_group_that_breaks_again_and_again_without_a_loss_ends_the_run() {
         assert!(story.formed().is_some(), "{generation}");
     }
     panic!("it goes on for ever");
+}
+
+/// A coordinator whose predecessor was in a rank's process knows that this rank is lost as soon as it knows of the run, and ranks that
+/// come back later are told.
+#[test]
+fn a_rank_that_coordinated_is_lost_with_its_process() {
+    let mut story = Story::new(1, 4, 3);
+    story.coordinator.succeeds(Some(1));
+    let returned = |n: u64| {
+        let (ranks, tally) = (vec![1, 2, 3], TallySummary::default());
+        (n, MemberEvent::Returned(Returned { generation: 5, ranks, running: true, trained: true, tally }))
+    };
+    for (id, event) in [returned(2), returned(3)] {
+        story.on(id, event);
+        let (told, why) = story.cancelled().expect("it is cancelled");
+        assert!(told.contains(&id) && *why == Reason::Exited(1), "{told:?}: {why:?}");
+    }
+    story.ready(2, 5, Some(8)).ready(3, 5, Some(8));
+    assert_eq!(story.formed().expect("the others go on").0, [2, 3]);
+    assert_eq!(story.coordinator.tally.ranks_lost, 1);
 }
 
 #[test]

@@ -55,7 +55,8 @@ fn to_member() -> Vec<ToMember> {
         why: "a rank joins".into(),
     };
     vec![
-        ToMember::Welcome { id: 1, patience_ms: 3000 },
+        ToMember::Welcome { id: 1, patience_ms: 3000, runs_on: None, succession: false },
+        ToMember::Welcome { id: 1, patience_ms: 3000, runs_on: Some(7), succession: true },
         ToMember::Refused { why: "no".into() },
         ToMember::Form(Box::new(Formation { source: None, ..form.clone() })),
         ToMember::Form(Box::new(form)),

@@ -34,10 +34,23 @@ pub fn run(office: OfficeOptions, patience: Duration, json: bool) -> io::Result<
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupt.clone())?;
     }
-    let mut office = Office::open(office)?;
+    let office = Office::open(office)?;
     if !json {
         output::err().line(&format!("ranks can join: polyreme join {} JOB.toml", office.addr()?));
     }
+    let whole = serve(office, json, &|| interrupt.load(Ordering::Relaxed))?;
+    if !whole {
+        let text = format!(
+            "the ranks go on; without a coordinator at this address they save and stop in {} seconds",
+            patience.as_secs()
+        );
+        output::err().line(&text);
+    }
+    Ok(whole)
+}
+
+/// Coordinates until the run is over, or `interrupted` says that it is to stop; whether the run is over.
+pub fn serve(mut office: Office, json: bool, interrupted: &dyn Fn() -> bool) -> io::Result<bool> {
     let mut over: Option<Instant> = None;
     while over.is_none_or(|over| over.elapsed() < LAST_WORDS) {
         for order in office.turn(Instant::now() + GLANCE)? {
@@ -56,12 +69,7 @@ pub fn run(office: OfficeOptions, patience: Duration, json: bool) -> io::Result<
                 OfficeOrder::Kill { .. } => {}
             }
         }
-        if interrupt.load(Ordering::Relaxed) && over.is_none() {
-            let text = format!(
-                "the ranks go on; without a coordinator at this address they save and stop in {} seconds",
-                patience.as_secs()
-            );
-            output::err().line(&text);
+        if over.is_none() && interrupted() {
             return Ok(false);
         }
     }

@@ -2,11 +2,12 @@
 //!
 //! `train --elastic --processes N` is one process that trains nothing. It starts N copies of this program, listens for
 //! members (`polyreme_net::members`), and decides who the ranks are. Its children are members that it watches: it sees their end at
-//! once, and kills one that has to be gone. Other processes join it with `polyreme join`. When it ends, all ranks save and stop.
+//! once, and kills one that has to be gone. Other processes join it with `polyreme join`. When it is lost, a rank takes its place if others could join,
+//! and otherwise all ranks save and stop.
 //!
 //! # Layout
 //! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed.
-//! - [`coordinator`]: the coordinator as a process of its own. `status`: how things stand.
+//! - [`coordinator`]: the coordinator as a process of its own. [`successor`]: as a thread of a rank. `status`: how things stand.
 //! - [`group`]: from a generation that a rank is told to form to a group that can talk.
 
 pub mod chaos;
@@ -14,6 +15,7 @@ pub mod coordinator;
 pub mod group;
 pub mod launcher;
 mod status;
+pub mod successor;
 
 /// Set in the children of an elastic launcher: which one it is.
 pub const MEMBER: &str = "POLYREME_MEMBER";

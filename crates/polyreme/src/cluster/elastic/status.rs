@@ -17,6 +17,7 @@ pub(super) fn status(office: &Office) -> Value {
     let tally = coordinator.tally.summary();
     let ms = |us: u64| us as f64 / 1e3;
     json!({
+        "coordinator_pid": std::process::id(),
         "generation": generation,
         "ranks": ranks.len(),
         "trains": coordinator.trains(),
