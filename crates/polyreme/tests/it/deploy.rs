@@ -194,6 +194,7 @@ fn scripts_and_documents_name_what_there_is() {
     let mut helps = helps();
     for (file, calls_min) in [
         ("deploy/slurm/train.sbatch", 2),
+        ("deploy/slurm/elastic.sbatch", 2),
         ("deploy/docker/Dockerfile", 0),
         ("docs/clusters.md", 12),
         ("docs/elastic.md", 6),
@@ -203,9 +204,10 @@ fn scripts_and_documents_name_what_there_is() {
         let n = helps.check_text(&text, file);
         assert!(n >= calls_min, "{file}: {n} calls were found");
     }
-    let script = root().join("deploy/slurm/train.sbatch");
-    let read = std::process::Command::new("bash").arg("-n").arg(script).status().unwrap();
-    assert!(read.success());
+    for script in ["deploy/slurm/train.sbatch", "deploy/slurm/elastic.sbatch"] {
+        let read = std::process::Command::new("bash").arg("-n").arg(root().join(script)).status().unwrap();
+        assert!(read.success(), "{script}");
+    }
 }
 
 #[test]
