@@ -97,6 +97,8 @@ pub enum Event<'a> {
         /// How many, and why.
         why: &'a str,
     },
+    /// This rank is so much slower than the others that it should leave (`parallel.elastic.leave_out`).
+    TooSlow,
     /// Something is wrong that does not end the run.
     Warning(&'a str),
     /// The run is over.

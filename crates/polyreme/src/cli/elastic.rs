@@ -75,8 +75,8 @@ impl ElasticArgs {
 /// shards.
 fn as_elastic(job: &mut Job) -> Result<Elastic, Failure> {
     let shards = if job.parallel.reproducible { job.parallel.shards } else { usize::MAX };
-    let Elastic { min, max } = Elastic::default();
-    let elastic = *job.parallel.elastic.get_or_insert(Elastic { min, max: max.min(shards) });
+    let usual = Elastic::default();
+    let elastic = *job.parallel.elastic.get_or_insert(Elastic { max: usual.max.min(shards), ..usual });
     match job.parallel.refuses_elastic(&job.train) {
         Some((message, hint)) => Err(Failure::usage(format!("{message}; {hint}"))),
         None => Ok(elastic),
@@ -101,7 +101,7 @@ pub(super) struct ElasticTrain<'a> {
 
 /// Launches and coordinates an elastic run; as one of its children, takes part in it.
 pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult {
-    let Elastic { min, max } = job.parallel.elastic.unwrap_or_default();
+    let Elastic { min, max, .. } = job.parallel.elastic.unwrap_or_default();
     let machine = Machine::read();
     if let Some(child) = std::env::var(MEMBER).ok().and_then(|n| n.parse().ok()) {
         return child_of_launcher(app, job, asked, &machine, child);
@@ -291,7 +291,7 @@ pub(super) struct CoordinatorArgs {
 
 pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
-    let Elastic { min, max } = as_elastic(&mut job)?;
+    let Elastic { min, max, .. } = as_elastic(&mut job)?;
     let start = args.start.unwrap_or(min);
     if !(min..=max).contains(&start) {
         return Err(Failure::usage(format!(

@@ -87,7 +87,7 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     let job = JobMark { name: name.clone(), digest: prepared.digest() };
     let successor = Successor::default();
     let succeed = {
-        let Elastic { min, max } = prepared.job.parallel.elastic.unwrap_or_default();
+        let Elastic { min, max, .. } = prepared.job.parallel.elastic.unwrap_or_default();
         let (bounds, patience) = ((min, max), asked.patience.silence);
         let (secret, job) = (secret.clone(), name.clone());
         Some(successor.opens(Succession { secret, job, bounds, patience, encrypt, json }))
@@ -283,6 +283,7 @@ impl Observer for MemberObserver<'_> {
                     self.membership.leave();
                 }
             }
+            Event::TooSlow => self.leave.store(true, Ordering::Relaxed),
             Event::Membership { generation, step, .. } => {
                 self.membership.at(step);
                 self.membership.running(generation);

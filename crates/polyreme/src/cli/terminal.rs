@@ -208,6 +208,8 @@ impl Observer for Screen {
             Event::Balanced { step, why } | Event::Followed { step, why } => {
                 self.say(&format!("step {step}: {why}"));
             }
+            // Rank 0 has said it.
+            Event::TooSlow => {}
             Event::Warning(text) if self.style == Style::Json => {
                 self.json(&json!({"event": "warning", "message": text}));
             }

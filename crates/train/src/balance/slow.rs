@@ -20,12 +20,26 @@ pub struct SlowRanks {
     said: Vec<bool>,
     /// For how many looks it has been otherwise.
     otherwise: Vec<usize>,
+    /// How many times as long as the others each took in the last looks.
+    times: Vec<[f64; LOOKS]>,
 }
 
 impl SlowRanks {
     /// Of ranks with these names.
     pub fn new(names: Vec<String>) -> SlowRanks {
-        SlowRanks { said: vec![false; names.len()], otherwise: vec![0; names.len()], names }
+        let (said, otherwise) = (vec![false; names.len()], vec![0; names.len()]);
+        SlowRanks { said, otherwise, times: vec![[0.0; LOOKS]; names.len()], names }
+    }
+
+    /// The slowest rank, if it took more than `bound` times as long as the others in each of the last looks.
+    pub fn slower_than(&self, bound: f64) -> Option<usize> {
+        let least = |rank: &usize| self.times[*rank].iter().copied().fold(f64::INFINITY, f64::min);
+        (0..self.names.len()).max_by(|a, b| least(a).total_cmp(&least(b))).filter(|rank| least(rank) > bound)
+    }
+
+    /// What a rank is called.
+    pub fn name(&self, rank: usize) -> &str {
+        &self.names[rank]
     }
 
     /// What there is to say after a look, in which ranks had so many units each.
@@ -37,6 +51,8 @@ impl SlowRanks {
         for rank in 0..ranks {
             let mut others: Vec<f64> = (0..ranks).filter(|r| *r != rank).map(|r| seconds[r]).collect();
             let others = super::median(&mut others);
+            self.times[rank].rotate_left(1);
+            self.times[rank][LOOKS - 1] = if others > 0.0 { seconds[rank] / others } else { 0.0 };
             if others == 0.0 || seconds[rank] == 0.0 {
                 continue;
             }
@@ -91,5 +107,20 @@ mod tests {
             assert!(say([5.0, 5.0, 5.0], even).is_empty());
             assert!(say([1.0, 0.0, 1.0], [15, 0, 15]).is_empty());
         }
+    }
+
+    #[test]
+    fn the_slowest_rank_is_known_when_it_was_slow_for_long_enough() {
+        let mut slow = SlowRanks::new((0..4).map(|rank| format!("rank {rank}")).collect());
+        let mut left_out = |seconds: [f64; 4]| {
+            let look: Look = seconds.iter().map(|s| [*s; BLOCKS]).collect();
+            slow.look(&look, &[10; 4]);
+            slow.slower_than(2.5)
+        };
+        assert_eq!(left_out([1.0, 1.0, 9.0, 1.0]), None, "one look may mislead");
+        assert_eq!(left_out([1.0, 4.0, 1.0, 1.0]), None, "another one");
+        assert_eq!(left_out([1.0, 4.0, 3.0, 1.0]), Some(1));
+        assert_eq!(left_out([1.0, 2.0, 3.0, 1.0]), Some(2));
+        assert_eq!(left_out([1.0, 1.0, 1.0, 1.0]), None);
     }
 }

@@ -266,7 +266,7 @@ impl Default for ParallelSpec {
 
 impl Default for Elastic {
     fn default() -> Elastic {
-        Elastic { min: 1, max: 16 }
+        Elastic { min: 1, max: 16, leave_out: None }
     }
 }
 

@@ -26,6 +26,8 @@ const AXIS_MAX: u64 = 64;
 const BUCKET_MIB: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1024.0) };
 /// At least what a few signs of life take; a week is as good as for ever.
 const SECONDS: std::ops::RangeInclusive<f64> = 1.0..=604_800.0;
+/// Ranks of one kind differ by less.
+const LEAVE_OUT: std::ops::RangeInclusive<f64> = 1.5..=1e6;
 
 section! { ParallelSpec => {
     let section = Section::new("parallel", "a section", |_| ParallelSpec::default(), keys());
@@ -134,6 +136,8 @@ section! { Elastic => {
         min: whole(1..=RANKS_MAX) => |s| Some(&mut s.min);
         /// more ranks than this wait until there is room
         max: whole(1..=RANKS_MAX) => |s| Some(&mut s.max);
+        /// a rank that takes this many times as long as the others for the same work, for a while, leaves, unless too few would be left
+        leave_out: maybe(real(LEAVE_OUT)) => |s| Some(&mut s.leave_out); or "a slow rank is reported, and stays";
     };
     Section::new("parallel.elastic", "a table such as { min = 2, max = 16 }", |_| Elastic::default(), keys)
 } }
@@ -210,7 +214,7 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 impl ParallelSpec {
     /// Why ranks cannot come and go, and what to write instead; `None` if they can, or need not.
     pub fn refuses_elastic(&self, train: &TrainSpec) -> Option<(String, &'static str)> {
-        let Elastic { min, max } = self.elastic?;
+        let Elastic { min, max, .. } = self.elastic?;
         let refused = |what: &str, hint| Some((format!("`parallel.elastic` {what}"), hint));
         if min > max {
             return refused(&format!("has min = {min} above max = {max}"), "choose a min of at most max");

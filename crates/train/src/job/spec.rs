@@ -394,12 +394,14 @@ pub struct ParallelSpec {
 }
 
 /// How many ranks an elastic run may have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Elastic {
     /// With fewer it saves and waits.
     pub min: usize,
     /// More than these wait until there is room.
     pub max: usize,
+    /// A rank that takes this many times as long as the others for the same work leaves.
+    pub leave_out: Option<f64>,
 }
 
 /// What ranks talk over.

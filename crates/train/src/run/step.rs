@@ -147,9 +147,20 @@ impl Run {
         let look: Look = all.chunks_exact(BLOCKS + 1).map(|m| std::array::from_fn(|b| m[b])).collect();
         let cost_s = all.iter().skip(BLOCKS).step_by(BLOCKS + 1).copied().fold(0.0, f64::max);
         let (pace, cut) = (self.prepared.pace, &self.prepared.cut);
-        if let Some(slow) = &mut pulse.slow {
-            let lines = slow.look(&look, &cut.units(pace.batch).0);
-            lines.iter().for_each(|line| observer.event(Event::Balanced { step: done, why: line }));
+        let lines = pulse.slow.look(&look, &cut.units(pace.batch).0);
+        let mut say = |why: &str| {
+            if self.rank == 0 {
+                observer.event(Event::Balanced { step: done, why });
+            }
+        };
+        lines.iter().for_each(|line| say(line));
+        let elastic = self.prepared.job.parallel.elastic.filter(|elastic| look.len() > elastic.min);
+        let bound = elastic.and_then(|elastic| elastic.leave_out);
+        if let Some(rank) = bound.and_then(|bound| pulse.slow.slower_than(bound)) {
+            say(&format!("{} is too slow, and leaves", pulse.slow.name(rank)));
+            if rank == self.rank {
+                observer.event(Event::TooSlow);
+            }
         }
         if !pulse.balances {
             return Ok(false);
@@ -250,8 +261,8 @@ pub(super) struct Pulse {
     balances: bool,
     /// Rank 0's, if they are.
     balancer: Option<Balancer>,
-    /// Rank 0's.
-    slow: Option<SlowRanks>,
+    /// Rank 0 tells what it finds.
+    slow: SlowRanks,
 }
 
 impl Pulse {
@@ -265,9 +276,10 @@ impl Pulse {
             Balance::Hosts => apart,
             Balance::Equal | Balance::Given(_) => false,
         };
+        let leaves_out = parallel.elastic.is_some_and(|elastic| elastic.leave_out.is_some());
         let (plan, ranks) = (&prepared.learner.plan, prepared.ranks());
         let by_themselves = plan.local_steps().is_some() || plan.servers.is_some();
-        if parallel.replica_ranks() > 1 || ranks == 1 || by_themselves || !(balances || apart) {
+        if parallel.replica_ranks() > 1 || ranks == 1 || by_themselves || !(balances || apart || leaves_out) {
             return None;
         }
         let (counts, unit) = prepared.cut.units(prepared.pace.batch);
@@ -275,7 +287,7 @@ impl Pulse {
             Some(host) => format!("rank {rank} on {host}"),
             None => format!("rank {rank}"),
         });
-        let slow = (rank == 0).then(|| SlowRanks::new(names.collect()));
+        let slow = SlowRanks::new(names.collect());
         let balancer = (rank == 0 && balances).then(|| match parallel.balance {
             Balance::Hosts => Balancer::unasked(counts, unit),
             Balance::Auto | Balance::Equal | Balance::Given(_) => Balancer::new(counts, unit),

@@ -8,9 +8,9 @@ use polyreme_parallel::buckets::PART_ALIGN;
 use super::prepared::{Given, Prepared};
 use super::train::Run;
 use crate::event::{Event, Observer, Silent};
-use crate::job::{Job, Length};
+use crate::job::{Elastic, Job, Length};
 
-/// Remembers how samples were shared out.
+/// Remembers how samples were shared out, and whether this rank was too slow.
 #[derive(Default)]
 struct Notes(Vec<String>);
 
@@ -18,6 +18,9 @@ impl Observer for Notes {
     fn event(&mut self, event: Event<'_>) {
         if let Event::Balanced { step, why } = event {
             self.0.push(format!("{step}: {why}"));
+        }
+        if let Event::TooSlow = event {
+            self.0.push("too slow".into());
         }
     }
 }
@@ -68,6 +71,33 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
         "160: ranks take 10, 20 samples a step from now on, by their speed; that wins 33 %",
     ];
     assert_eq!(notes[0], want);
+}
+
+#[test]
+fn a_rank_that_is_too_slow_is_told_to_leave_unless_too_few_would_be_left() {
+    let notes = |min: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        let prepared = Prepared::new(job(), Given::default(), 1).unwrap();
+        let rank = |comm: Comm| {
+            let (mut notes, rank) = (Notes::default(), comm.rank());
+            let mut run = Run::new(prepared.clone(), comm, 2, None).unwrap();
+            run.open(&folder.path().join("run"), None, None).unwrap();
+            run.prepared.job.parallel.elastic = Some(Elastic { min, max: 2, leave_out: Some(1.9) });
+            for step in [20, 40] {
+                let pulse = run.pulse.as_mut().unwrap();
+                (0..20).for_each(|_| pulse.timings.note(10, [10.0, 20.0][rank]));
+                run.rebalance(step, &mut notes).unwrap();
+            }
+            notes.0.retain(|note| note.contains("slow"));
+            notes.0
+        };
+        std::thread::scope(|s| {
+            let ranks: Vec<_> = Comm::local(2).into_iter().map(|comm| s.spawn(|| rank(comm))).collect();
+            ranks.into_iter().map(|r| r.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(notes(1), [vec!["40: rank 1 is too slow, and leaves"], vec!["too slow"]]);
+    assert_eq!(notes(2), [[""; 0]; 2]);
 }
 
 /// Twice as large a batch in twice as many microbatches takes the same, and the sums of the microbatches.

@@ -32,6 +32,7 @@ impl Observer for Watcher {
             }
             Event::Evaluated { metrics, .. } => self.metrics.extend_from_slice(metrics),
             Event::Balanced { why, .. } | Event::Followed { why, .. } => self.notes.push(why.into()),
+            Event::TooSlow => self.notes.push("too slow".into()),
             Event::Warning(text) if text.contains("overflowed in f16") => self.overflows += 1,
             Event::Warning(text) if text.contains("bits will differ") => self.notes.push(text.into()),
             Event::Warning(text) if text.contains("products were summed") => self.notes.push(text.into()),

@@ -86,6 +86,7 @@ impl Observer for Thief {
             | Event::Saving { .. }
             | Event::Balanced { .. }
             | Event::Followed { .. }
+            | Event::TooSlow
             | Event::Membership { .. }
             | Event::Finished(_) => {}
         }

@@ -449,9 +449,10 @@ fn encryption_is_left_to_the_hosts_unless_it_is_said() {
 #[test]
 fn elastic_jobs_are_read_and_written() {
     for (lines, want) in [
-        ("elastic = { min = 2, max = 4 }", Elastic { min: 2, max: 4 }),
-        ("elastic = {}", Elastic { min: 1, max: 16 }),
-        ("elastic = { max = 8 }\nreproducible = true", Elastic { min: 1, max: 8 }),
+        ("elastic = { min = 2, max = 4 }", Elastic { min: 2, max: 4, leave_out: None }),
+        ("elastic = {}", Elastic { min: 1, max: 16, leave_out: None }),
+        ("elastic = { max = 8 }\nreproducible = true", Elastic { min: 1, max: 8, leave_out: None }),
+        ("elastic = { leave_out = 2.5 }", Elastic { min: 1, max: 16, leave_out: Some(2.5) }),
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         assert_eq!(job.parallel.elastic, Some(want), "{lines}");
