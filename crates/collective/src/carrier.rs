@@ -53,7 +53,7 @@ impl Carrier {
                 Work::CodedSum(sum) => {
                     let rank = mpi.rank();
                     // SAFETY: the caller's promise, and parts of what it named.
-                    unsafe { coded::sum(sum, &sum.layout, rank, &mut |work| mpi.run(work, step)) }
+                    unsafe { coded::sum(sum, rank, &mut |work| mpi.run(work, step)) }
                 }
                 // SAFETY: the caller's promise.
                 _ => unsafe { mpi.run(work, step) },

@@ -20,7 +20,9 @@
 //! The operations that this is made of end with their report. Residuals may then have changed although no sum arrived; the step
 //! is not counted, and a run goes on from a checkpoint, which has residuals of its own.
 
-use polyreme_kernels::codec::CodedLayout;
+mod low_rank;
+
+use polyreme_kernels::codec::{CodedLayout, SumLayout};
 use polyreme_net::Report;
 
 use crate::carrier::elements;
@@ -34,6 +36,23 @@ use crate::work::{CodedSum, Span, Work};
 /// # Safety
 /// The memory that the sum names is valid, and nothing else accesses it meanwhile.
 pub(crate) unsafe fn sum(
+    of: &CodedSum,
+    rank: usize,
+    run: &mut dyn FnMut(&Work) -> Result<(), Report>,
+) -> Result<(), Report> {
+    match &of.layout {
+        // SAFETY: the caller's promise.
+        SumLayout::Blocks(layout) => unsafe { sum_of_blocks(of, layout, rank, run) },
+        // SAFETY: the caller's promise.
+        SumLayout::LowRank(layout) => unsafe { low_rank::sum(of, layout, run) },
+    }
+}
+
+/// A sum of which every number is coded.
+///
+/// # Safety
+/// As [`sum`].
+unsafe fn sum_of_blocks(
     sum: &CodedSum,
     layout: &CodedLayout,
     rank: usize,
@@ -84,7 +103,7 @@ pub(crate) unsafe fn over_links(linked: &mut Linked, of: &CodedSum) -> Result<()
         return Ok(());
     }
     // SAFETY: the caller's promise, and the operations work on what it named.
-    unsafe { sum(of, &of.layout, rank, &mut |work| linked.work(work)) }
+    unsafe { sum(of, rank, &mut |work| linked.work(work)) }
 }
 
 /// A coded sum between hosts; inside them numbers are added up in memory. All ranks get all of it.
@@ -99,10 +118,15 @@ pub(crate) unsafe fn over_levels(levels: &mut TwoLevel<Comm, Linked>, of: &Coded
         if hosts == 1 {
             return Ok(());
         }
-        let layout = CodedLayout::even(of.layout.codec, data.len(), hosts, host);
-        let of = CodedSum { span: Span::of(data), scattered: false, ..of.clone() };
+        let layout = match &of.layout {
+            SumLayout::Blocks(blocks) => {
+                SumLayout::Blocks(CodedLayout::even(blocks.codec, data.len(), hosts, host).into())
+            }
+            SumLayout::LowRank(_) => of.layout.clone(),
+        };
+        let of = CodedSum { span: Span::of(data), layout, scattered: false, ..of.clone() };
         // SAFETY: the caller's promise; `data` is lent to this closure, and the rest is the leader's alone.
-        unsafe { sum(&of, &layout, host, &mut |work| between.work(work)) }
+        unsafe { sum(&of, host, &mut |work| between.work(work)) }
     })
 }
 
@@ -111,4 +135,4 @@ fn bytes(of: &mut [u8]) -> Span {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polyreme_kernels::Isa;
-use polyreme_kernels::codec::CodedLayout;
+use polyreme_kernels::codec::SumLayout;
 use polyreme_net::Doing;
 
 use crate::element::{DType, Element, Reduce};
@@ -148,11 +148,13 @@ pub struct CodedSum {
     /// The numbers.
     pub span: Span,
     /// Their format on the wire, and where the parts lie.
-    pub layout: Arc<CodedLayout>,
+    pub layout: SumLayout,
     /// What earlier codes lost, as many f32.
     pub residual: Span,
-    /// Bytes that it travels through, as many as the layout asks for.
+    /// What it travels through, as much as the layout asks for: bytes, or f32 for factors.
     pub coded: Span,
+    /// The right factors of the last sum, if matrices travel as factors.
+    pub factors: Option<Span>,
     /// Whether each rank gets the sum of its own part only.
     pub scattered: bool,
     /// What codes and decodes.
@@ -162,9 +164,11 @@ pub struct CodedSum {
 impl CodedSum {
     /// The same sum as it is where ranks see each other's memory: nothing travels, so nothing is coded.
     pub(crate) fn plain(self) -> Work {
-        match self.scattered {
-            true => Work::ReduceScatter(self.span, self.layout.cuts.clone(), Reduce::Sum),
-            false => Work::AllReduce(self.span, Reduce::Sum),
+        match &self.layout {
+            SumLayout::Blocks(layout) if self.scattered => {
+                Work::ReduceScatter(self.span, layout.cuts.clone(), Reduce::Sum)
+            }
+            SumLayout::Blocks(_) | SumLayout::LowRank(_) => Work::AllReduce(self.span, Reduce::Sum),
         }
     }
 }

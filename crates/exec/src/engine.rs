@@ -182,7 +182,8 @@ impl Engine {
         Footprint {
             params: lengths.params * F32_BYTES,
             grads: lengths.grads * F32_BYTES + own,
-            sums: buffers.sum::<usize>() - own + (lengths.residual + lengths.velocity) * F32_BYTES,
+            sums: buffers.sum::<usize>() - own
+                + (lengths.residual + lengths.factors + lengths.velocity) * F32_BYTES,
             optimizer: moment_bytes.sum(),
             states: lengths.states * F32_BYTES,
             average: lengths.average * F32_BYTES,
@@ -465,6 +466,7 @@ fn lengths(program: &Program, first: &Ready) -> Lengths {
         n_moments: program.optimizer.map_or(0, |o| o.n_states()),
         average: if program.averages() { plan.param_len } else { 0 },
         residual: if program.keeps_residual() { plan.param_len } else { 0 },
+        factors: program.factors_len(),
         velocity: if program.keeps_velocity() { plan.param_len } else { 0 },
     }
 }

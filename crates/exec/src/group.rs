@@ -273,7 +273,9 @@ impl Engine {
         match which {
             Kept::Moment1 => n > 0,
             Kept::Moment2 => n > 1,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => false,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Factors | Kept::Velocity => {
+                false
+            }
         }
     }
 

@@ -150,9 +150,12 @@ impl Engine {
         let ranges = |what: Kept| -> Vec<Range<usize>> {
             let slots = match what {
                 Kept::Moment1 | Kept::Moment2 => self.moment_slots(what),
-                Kept::Params | Kept::Average | Kept::States | Kept::Residual | Kept::Velocity => {
-                    self.param_slots()
-                }
+                Kept::Params
+                | Kept::Average
+                | Kept::States
+                | Kept::Residual
+                | Kept::Factors
+                | Kept::Velocity => self.param_slots(),
             };
             slots.into_iter().map(|slot| slot.range).collect()
         };

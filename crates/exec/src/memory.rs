@@ -74,6 +74,7 @@ impl Memory {
             Region::Grads(r) => of(&self.state.grads, r.start, r.len(), DType::F32),
             Region::States(r) => of(&self.state.states, r.start, r.len(), DType::F32),
             Region::Residual(r) => of(&self.state.residual, r.start, r.len(), DType::F32),
+            Region::Factors(r) => of(&self.state.factors, r.start, r.len(), DType::F32),
             Region::Buffer(buffer, r) => {
                 let (buffer, arena) = &self.work.buffers[loaded.buffers[*buffer]];
                 of(arena, r.start, r.len(), buffer.dtype)
@@ -507,6 +508,7 @@ mod tests {
         let ready = Ready::new(&program, &body, 1, polyreme_kernels::Isa::detect());
         let lengths = Lengths {
             residual: 0,
+            factors: 0,
             velocity: 0,
             params: 0,
             grads: 0,

@@ -122,7 +122,7 @@ impl Engine {
         let k = match which {
             Kept::Moment1 => 0,
             Kept::Moment2 => 1,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => {
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Factors | Kept::Velocity => {
                 return Vec::new();
             }
         };
@@ -154,6 +154,7 @@ impl Engine {
             Kept::Params => lengths.params,
             Kept::Average => lengths.average,
             Kept::Residual => lengths.residual,
+            Kept::Factors => lengths.factors,
             Kept::Velocity => lengths.velocity,
             Kept::States => lengths.states,
             Kept::Moment1 => moment(0),

@@ -331,7 +331,11 @@ impl Engine {
                 self.memory.params_from = match from {
                     Region::Buffer(buffer, _) => Some(loaded.buffers[*buffer]),
                     Region::Params(_) => None,
-                    Region::Grads(_) | Region::States(_) | Region::Residual(_) | Region::Value { .. } => {
+                    Region::Grads(_)
+                    | Region::States(_)
+                    | Region::Residual(_)
+                    | Region::Factors(_)
+                    | Region::Value { .. } => {
                         unreachable!("parameters are read from their arena or from a copy of it")
                     }
                 };
@@ -485,6 +489,7 @@ impl Engine {
                     layout: coding.layout.clone(),
                     residual: span(&coding.residual),
                     coded: span(&coding.coded),
+                    factors: coding.factors.as_ref().map(span),
                     scattered: matches!(exchange.op, Collective::ReduceScatter(_)),
                     isa: self.options.isa,
                 })

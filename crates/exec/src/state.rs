@@ -34,6 +34,8 @@ pub(crate) struct Lengths {
     pub(crate) average: usize,
     /// What codes of gradients have lost; 0 if none are coded.
     pub(crate) residual: usize,
+    /// The right factors of the last sums; 0 if no matrices travel as factors.
+    pub(crate) factors: usize,
     /// The velocity of outer steps; 0 if there are none.
     pub(crate) velocity: usize,
 }
@@ -70,6 +72,7 @@ pub(crate) struct State {
     pub(crate) moments: [Arc<Arena>; 2],
     pub(crate) average: Arc<Arena>,
     pub(crate) residual: Arena,
+    pub(crate) factors: Arena,
     pub(crate) velocity: Arena,
     pub(crate) lengths: Lengths,
     /// How many training steps are done.
@@ -106,6 +109,7 @@ impl State {
             moments: [Arena::empty().into(), Arena::empty().into()],
             average: Arena::empty().into(),
             residual: Arena::new(lengths.residual * F32_BYTES, "residuals of gradients", par)?,
+            factors: Arena::new(lengths.factors * F32_BYTES, "factors of gradients", par)?,
             velocity: Arena::new(lengths.velocity * F32_BYTES, "the velocity of outer steps", par)?,
             lengths,
             step: 0,
@@ -141,7 +145,7 @@ impl State {
     pub(crate) fn held(&self) -> Held {
         Held {
             params: self.params.bytes(),
-            grads: self.grads.bytes() + self.residual.bytes() + self.velocity.bytes(),
+            grads: self.grads.bytes() + self.residual.bytes() + self.factors.bytes() + self.velocity.bytes(),
             optimizer: self.moments.iter().map(|arena| arena.bytes()).sum(),
             states: self.states.bytes(),
             average: self.average.bytes(),
@@ -157,6 +161,7 @@ impl State {
             Kept::Moment2 => (&self.moments[1], self.lengths.moments[1]),
             Kept::Average => (&self.average, self.lengths.average),
             Kept::Residual => (&self.residual, self.lengths.residual),
+            Kept::Factors => (&self.factors, self.lengths.factors),
             Kept::Velocity => (&self.velocity, self.lengths.velocity),
         }
     }
@@ -165,7 +170,9 @@ impl State {
     pub(crate) fn dtype(&self, what: Kept) -> DType {
         match what {
             Kept::Moment1 | Kept::Moment2 => self.lengths.moments_dtype,
-            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => DType::F32,
+            Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Factors | Kept::Velocity => {
+                DType::F32
+            }
         }
     }
 
@@ -221,7 +228,7 @@ impl State {
             Kept::Moment1 => &self.moments[0],
             Kept::Moment2 => &self.moments[1],
             Kept::Average => &self.average,
-            Kept::States | Kept::Residual | Kept::Velocity => return None,
+            Kept::States | Kept::Residual | Kept::Factors | Kept::Velocity => return None,
         };
         let (_, len) = self.arena(what);
         (len > 0).then(|| (arena.clone(), len))

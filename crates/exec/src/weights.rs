@@ -49,6 +49,8 @@ pub enum Kept {
     Average,
     /// What codes of gradients have lost so far, if gradients travel coded. Each rank has its own.
     Residual,
+    /// The right factors of the last sums, if matrices of gradients travel as factors. All ranks that send them have the same.
+    Factors,
     /// The velocity of outer steps, if replicas take steps by themselves. All have the same.
     Velocity,
 }

@@ -64,7 +64,9 @@ pub use moment::{Exchanged, Moment, MomentKind, MomentLabel};
 pub use op::{ExchangeKind, Op};
 pub use part::{Part, Piece, Splits};
 /// What element-wise ops, updates and codecs do: the vocabulary of the kernels.
-pub use polyreme_kernels::codec::{BlockCodec, CodedLayout};
+pub use polyreme_kernels::codec::{
+    BlockCodec, CodedLayout, LowRankLayout, LowRankMatrix, SumLayout, WireCodec,
+};
 pub use polyreme_kernels::elementwise::{Binary, Unary};
 pub use polyreme_kernels::optim::{Adafactor, Moments, Optimizer, SumsOf};
 pub use precision::Precision;

@@ -159,7 +159,9 @@ impl Program {
             Collective::Meet => return format!("{name} over {}", axis.name()),
         }
         let form = coding.as_ref().map_or(String::new(), |coding| {
-            format!(" as {} with {}", coding.layout.codec.name(), self.words(&coding.residual))
+            let factors =
+                coding.factors.as_ref().map_or(String::new(), |f| format!(" and {}", self.words(f)));
+            format!(" as {} with {}{factors}", coding.layout.words(), self.words(&coding.residual))
         });
         let mut names = String::new();
         if let (Region::Grads(_) | Region::Params(_), Some(params)) = (of, self.params_of(of)) {
@@ -176,6 +178,7 @@ impl Program {
                 Region::Grads(_)
                 | Region::States(_)
                 | Region::Residual(_)
+                | Region::Factors(_)
                 | Region::Buffer(..)
                 | Region::Value { .. },
                 _,
@@ -189,6 +192,7 @@ impl Program {
             Region::Grads(r) => format!("grads {}..{}", r.start, r.end),
             Region::States(r) => format!("states {}..{}", r.start, r.end),
             Region::Residual(r) => format!("residual {}..{}", r.start, r.end),
+            Region::Factors(r) => format!("factors {}..{}", r.start, r.end),
             Region::Buffer(buffer, r) => format!("{} {}..{}", self.buffers[*buffer].name, r.start, r.end),
             Region::Value { slot, value, .. } => format!("{value} of slot {slot}"),
         }

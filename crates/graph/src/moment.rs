@@ -226,6 +226,7 @@ impl Program {
             | Region::Grads(_)
             | Region::States(_)
             | Region::Residual(_)
+            | Region::Factors(_)
             | Region::Buffer(..) => None,
         };
         let bytes = self.wire_bytes(exchange, self.len_of(&exchange.of));

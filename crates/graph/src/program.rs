@@ -20,7 +20,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_kernels::codec::CodedLayout;
+use polyreme_kernels::codec::SumLayout;
 use polyreme_kernels::optim::{Optimizer, SumsOf};
 
 use crate::body::{Block, Body};
@@ -71,6 +71,8 @@ pub enum Region {
     States(Range<usize>),
     /// Of what codes of gradients have lost so far, laid out as the parameters.
     Residual(Range<usize>),
+    /// Of the right factors of the last sums, where matrices travel as factors.
+    Factors(Range<usize>),
     /// Of one of the program's buffers.
     Buffer(usize, Range<usize>),
     /// All of a value of a body.
@@ -166,11 +168,13 @@ pub struct Exchange {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coding {
     /// Their format, and where the coded parts lie.
-    pub layout: Arc<CodedLayout>,
+    pub layout: SumLayout,
     /// What is added before coding, and then what the code lost.
     pub residual: Region,
-    /// Bytes that the codes lie in. Exchanges over one axis run one after the other, so they share them.
+    /// What the codes lie in. Exchanges over one axis run one after the other, so they share it.
     pub coded: Region,
+    /// The right factors of the last sum, if matrices travel as factors. All ranks have the same.
+    pub factors: Option<Region>,
 }
 
 /// A range of the parameters that a parameter server holds and updates.
@@ -545,7 +549,7 @@ impl Program {
     /// Bytes that elements of an exchange take as they travel.
     pub fn wire_bytes(&self, exchange: &Exchange, elements: usize) -> usize {
         match &exchange.coding {
-            Some(coding) => coding.layout.codec.coded_len(elements),
+            Some(coding) => coding.layout.wire_bytes(elements),
             None => elements * exchange.dtype.bytes(),
         }
     }
@@ -558,6 +562,20 @@ impl Program {
     /// Whether some of what ranks send is coded with a loss, of which they keep a residual.
     pub fn keeps_residual(&self) -> bool {
         self.exchanges.iter().any(|exchange| exchange.coding.is_some())
+    }
+
+    /// How many numbers of right factors are kept from one sum to the next.
+    pub fn factors_len(&self) -> usize {
+        let end = |exchange: &Exchange| match exchange.coding.as_ref()?.factors.as_ref()? {
+            Region::Factors(range) => Some(range.end),
+            Region::Params(_)
+            | Region::Grads(_)
+            | Region::States(_)
+            | Region::Residual(_)
+            | Region::Buffer(..)
+            | Region::Value { .. } => None,
+        };
+        self.exchanges.iter().filter_map(end).max().unwrap_or(0)
     }
 
     /// Whether the rank keeps averaged parameters.
@@ -619,7 +637,11 @@ impl Program {
     /// The element type of a region.
     pub fn dtype(&self, region: &Region) -> DType {
         match region {
-            Region::Params(_) | Region::Grads(_) | Region::States(_) | Region::Residual(_) => DType::F32,
+            Region::Params(_)
+            | Region::Grads(_)
+            | Region::States(_)
+            | Region::Residual(_)
+            | Region::Factors(_) => DType::F32,
             Region::Buffer(buffer, _) => self.buffers[*buffer].dtype,
             Region::Value { body, value, .. } => self.bodies[*body].graph.value(*value).dtype,
         }
@@ -632,6 +654,7 @@ impl Program {
             | Region::Grads(r)
             | Region::States(r)
             | Region::Residual(r)
+            | Region::Factors(r)
             | Region::Buffer(_, r) => r.len(),
             Region::Value { body, value, .. } => self.bodies[*body].graph.shape(*value).numel(),
         }
@@ -653,6 +676,7 @@ impl Region {
             Region::Grads(r) => Region::Grads(cut(r)),
             Region::States(r) => Region::States(cut(r)),
             Region::Residual(r) => Region::Residual(cut(r)),
+            Region::Factors(r) => Region::Factors(cut(r)),
             Region::Buffer(buffer, r) => Region::Buffer(*buffer, cut(r)),
             Region::Value { .. } => panic!("a value is taken as a whole"),
         }

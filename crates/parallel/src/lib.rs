@@ -12,6 +12,7 @@
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
 //!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
 //! - `local_steps`: the schedule of steps that ranks take by themselves, before they average their weights.
+//! - `low_rank`: which gradients travel as factors.
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations. `answer`: what predictions and text need of its output.
 //! - `joint`: exchanges inside a body.
@@ -31,6 +32,7 @@ mod fixed_blocks;
 mod forward;
 mod joint;
 mod local_steps;
+mod low_rank;
 pub mod mesh;
 mod own_part;
 pub mod passes;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, BlockCodec, DType, Keeps, Microbatch, Optimizer, Precision, Weights};
+use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weights, WireCodec};
 
 use crate::mesh::Mesh;
 use crate::pipeline::PipelineKind;
@@ -55,7 +55,10 @@ pub struct Plan {
     /// Gradients are sent in buckets of at least this many bytes.
     pub bucket_bytes: usize,
     /// The format in which gradients travel between ranks of the data axis that do not share memory; none: as they are.
-    pub wire: Option<BlockCodec>,
+    pub wire: Option<WireCodec>,
+    /// Before this step, counted from 0, gradients travel as they are: such a step has a program of its own
+    /// ([`Plan::without_wire`]).
+    pub wire_start: u64,
     /// Which samples batch norms take their statistics over.
     pub norms: Norms,
     /// Reproducible mode: how many logical shards the global batch has, each of them one microbatch.
@@ -152,6 +155,7 @@ impl Plan {
             microbatches: 1,
             bucket_bytes: 1 << 20,
             wire: None,
+            wire_start: 0,
             norms: Norms::Local,
             shards: None,
             updates: Updates::AtEnd,
@@ -167,13 +171,19 @@ impl Plan {
         }
     }
 
+    /// The same plan for the steps before gradients travel in fewer bytes.
+    pub fn without_wire(&self) -> Plan {
+        Plan { wire: None, ..self.clone() }
+    }
+
     /// The same plan with what ranks of the data axis keep: as `keeps` says, or else as is usual. `shares_memory` says whether they
     /// can hold the weights together. Then each usually keeps the optimizer state of its own part; over a network parts cost
     /// overlap, as updated parameters are sent when there is nothing left to compute, so there each keeps everything.
     pub fn kept(self, keeps: Option<Keeps>, shares_memory: bool) -> Plan {
         // Without a flush, no rank may write weights that another one reads, or wait for its part of an update. In steps by themselves
-        // ranks have different weights.
-        let alone = !shares_memory || self.is_flushless() || self.local_steps().is_some();
+        // ranks have different weights. Gradients that travel coded are of ranks that do not share memory, whatever is assumed of others.
+        let alone =
+            !shares_memory || self.is_flushless() || self.local_steps().is_some() || self.wire.is_some();
         let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
         let keeps = keeps.unwrap_or(usual);
         let shared = keeps != Keeps::All && shares_memory && self.mesh.data > 1;

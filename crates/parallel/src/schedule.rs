@@ -48,14 +48,15 @@ use std::sync::Arc;
 
 use polyreme_graph::memory::{ALIGN_BYTES, learnt_len, param_ranges, state_len};
 use polyreme_graph::{
-    Axis, BlockCodec, Body, CodedLayout, Coding, Collective, DType, GradBuffers, Instr, Keeps, Learning,
-    Microbatch, Program, Region, Role, Weights, learnt_alike, totals,
+    Axis, Body, CodedLayout, Coding, Collective, DType, GradBuffers, Instr, Keeps, Learning, Microbatch,
+    Program, Region, Role, SumLayout, Weights, WireCodec, learnt_alike, totals,
 };
 
 use crate::buckets::{Bucket, buckets, cuts, in_turn};
 use crate::fixed_blocks::block_cuts;
 use crate::joint;
 use crate::local_steps;
+use crate::low_rank;
 use crate::plan::{Plan, ServerPlan, StepShape, Training};
 use crate::reproducible;
 use crate::served::server_cuts;
@@ -65,6 +66,8 @@ use crate::{stage_body, staged, staged_across};
 
 /// The buffer that codes travel through.
 const CODES: &str = "codes";
+/// The buffer that factors of matrices travel through.
+const PRODUCTS: &str = "factors on their way";
 
 /// The program of one rank for steps of this shape, over bodies that [`compile`](crate::passes::compile) made.
 ///
@@ -263,7 +266,7 @@ pub(crate) struct Lowering {
     pub(crate) slot: usize,
     at_once: bool,
     /// The format in which gradients travel, if not as they are.
-    wire: Option<BlockCodec>,
+    wire: Option<WireCodec>,
     /// The sums of buckets that were started in this round, in their order.
     sums: Vec<usize>,
     /// How many of them have been waited for and copied out of their buffers.
@@ -563,11 +566,23 @@ impl Lowering {
 
     /// Lets the sum of bucket `k` travel in fewer bytes, if the plan says so.
     fn code(&mut self, sum: usize, k: usize, range: Range<usize>) {
-        let Some(codec) = self.wire else { return };
-        let layout = CodedLayout::new(codec, self.cuts[k].clone(), self.role.rank);
-        let coded = self.common_buffer(CODES, DType::U8, layout.room());
-        let residual = Region::Residual(range);
-        self.program.exchanges[sum].coding = Some(Coding { layout: layout.into(), residual, coded });
+        let Some(codec) = self.wire.filter(|_| self.role.ranks > 1) else { return };
+        let residual = Region::Residual(range.clone());
+        let coding = match codec {
+            WireCodec::Blocks(codec) => {
+                let layout = CodedLayout::new(codec, self.cuts[k].clone(), self.role.rank);
+                let coded = self.common_buffer(CODES, DType::U8, layout.room());
+                Coding { layout: SumLayout::Blocks(layout.into()), residual, coded, factors: None }
+            }
+            WireCodec::LowRank { rank } => {
+                assert!(!self.role.sharded(), "factors are of whole tensors, which all ranks update");
+                let (layout, factors) = low_rank::layout(&self.program.bodies[0].graph, range, rank);
+                let coded = self.common_buffer(PRODUCTS, DType::F32, layout.room());
+                let factors = Some(Region::Factors(factors));
+                Coding { layout: SumLayout::LowRank(layout.into()), residual, coded, factors }
+            }
+        };
+        self.program.exchanges[sum].coding = Some(coding);
     }
 
     /// Room for what instructions need one after the other: one buffer for all of them.

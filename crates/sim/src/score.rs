@@ -194,7 +194,11 @@ pub(crate) fn meeting(program: &Program, number: usize) -> (Axis, Meeting) {
     // Parameters and gradients lie where other processes see them.
     let visible = match exchange.of {
         Region::Params(_) | Region::Grads(_) => true,
-        Region::States(_) | Region::Residual(_) | Region::Buffer(..) | Region::Value { .. } => false,
+        Region::States(_)
+        | Region::Residual(_)
+        | Region::Factors(_)
+        | Region::Buffer(..)
+        | Region::Value { .. } => false,
     };
     let group = |op: FrameOp, at_wait: bool| Meeting::Group {
         op: GroupOp { op, bytes, visible },

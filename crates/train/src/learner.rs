@@ -95,11 +95,11 @@ pub struct Learner {
 /// Bodies by their number of samples, and the length that texts are filled up to.
 type Bodies = Vec<((usize, Option<usize>), Arc<Body>)>;
 
-/// A [`StepKind`], with its microbatches, rounds, steps and length.
-type OwnedKind = (Vec<MicrobatchRange>, usize, usize, Option<usize>);
+/// A [`StepKind`], with its microbatches, rounds, steps and length, and whether gradients travel in the format of the plan.
+type OwnedKind = (Vec<MicrobatchRange>, usize, usize, Option<usize>, bool);
 
-fn owned(kind: StepKind) -> OwnedKind {
-    (kind.microbatches.to_vec(), kind.rounds, kind.steps, kind.time)
+fn owned(kind: StepKind, coded: bool) -> OwnedKind {
+    (kind.microbatches.to_vec(), kind.rounds, kind.steps, kind.time, coded)
 }
 
 /// What a finished step came to, over all ranks.
@@ -201,7 +201,7 @@ impl Learner {
             input: net.input(spec, 1, true).name,
             engine,
             bodies,
-            programs: vec![(owned(kind), 0)],
+            programs: vec![(owned(kind, true), 0)],
             runs: runs.clone(),
             averaging: None,
             trial: None,
@@ -223,9 +223,9 @@ impl Learner {
         let mut made = Vec::new();
         let mut outcome = Ok(());
         for kind in part.kinds() {
-            if self.programs[..known].iter().all(|(k, _)| *k != owned(kind)) {
-                match self.add_program(kind) {
-                    Ok(number) => made.push((owned(kind), number)),
+            if self.programs[..known].iter().all(|(k, _)| *k != owned(kind, true)) {
+                match self.add_program(kind, true) {
+                    Ok(number) => made.push((owned(kind, true), number)),
                     Err(error) => outcome = outcome.and(Err(error)),
                 }
             }
@@ -242,10 +242,13 @@ impl Learner {
         Ok(())
     }
 
-    fn add_program(&mut self, kind: StepKind) -> Result<usize, TrainError> {
+    fn add_program(&mut self, kind: StepKind, coded: bool) -> Result<usize, TrainError> {
         let Learner { lowering, net, spec, options, bodies, runs, .. } = self;
         let mut body = |n: usize| body_of(bodies, (n, kind.time), lowering, net, spec, options.loss);
-        let program = lowering.step_program(kind, runs.as_deref(), &mut body)?;
+        let program = match coded {
+            true => lowering.step_program(kind, runs.as_deref(), &mut body)?,
+            false => lowering.without_wire().step_program(kind, runs.as_deref(), &mut body)?,
+        };
         Ok(self.engine.add(program)?)
     }
 
@@ -308,9 +311,9 @@ impl Learner {
 
     /// Gives up programs for other steps than those of a part.
     pub fn keep_only(&mut self, part: &RankShare) {
-        let kinds: Vec<OwnedKind> = part.kinds().into_iter().map(owned).collect();
+        let kinds: Vec<OwnedKind> = part.kinds().into_iter().map(|kind| owned(kind, true)).collect();
         // Whatever texts are filled up to.
-        let stays = |(m, r, n, _): &OwnedKind| kinds.iter().any(|(a, b, c, _)| (a, b, c) == (m, r, n));
+        let stays = |(m, r, n, ..): &OwnedKind| kinds.iter().any(|(a, b, c, ..)| (a, b, c) == (m, r, n));
         let (kept, gone) = self.programs.drain(..).partition(|(kind, _)| stays(kind));
         self.programs = kept;
         self.remove(gone);
@@ -327,7 +330,7 @@ impl Learner {
         gone.into_iter().filter(|(_, number)| *number > 0).for_each(|(_, number)| self.engine.remove(number));
         let used = |(n, time): (usize, Option<usize>)| {
             let has = |m: &[MicrobatchRange]| m.iter().any(|p| p.len == n);
-            self.programs.iter().any(|((microbatches, _, _, t), _)| *t == time && has(microbatches))
+            self.programs.iter().any(|((microbatches, _, _, t, _), _)| *t == time && has(microbatches))
         };
         self.bodies.retain(|(key, _)| used(*key));
     }
@@ -363,14 +366,15 @@ impl Learner {
     /// asked for each microbatch that has samples, in their order, and hands its batch to the function that it is given.
     pub fn step(&mut self, step: RankStep, load: &mut Load) -> Result<Vec<StepResult>, TrainError> {
         let kind = step.kind;
-        let same = |(p, r, n, time): &OwnedKind| {
-            (&p[..], *r, *n, *time) == (kind.microbatches, kind.rounds, kind.steps, kind.time)
+        let coded = self.engine.steps_done() >= self.lowering.plan.wire_start;
+        let same = |(p, r, n, time, c): &OwnedKind| {
+            (&p[..], *r, *n, *time, *c) == (kind.microbatches, kind.rounds, kind.steps, kind.time, coded)
         };
         let number = match self.programs.iter().find(|(known, _)| same(known)) {
             Some((_, number)) => *number,
             None => {
-                let number = self.add_program(kind)?;
-                self.programs.push((owned(kind), number));
+                let number = self.add_program(kind, coded)?;
+                self.programs.push((owned(kind, coded), number));
                 number
             }
         };

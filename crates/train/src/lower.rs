@@ -104,6 +104,11 @@ impl Lowering {
         Ok(schedule(&self.plan, &self.training, &bodies, &self.plan.whole_step()))
     }
 
+    /// The same for steps before gradients travel in fewer bytes.
+    pub fn without_wire(&self) -> Lowering {
+        Lowering { plan: self.plan.without_wire(), ..self.clone() }
+    }
+
     /// The program of a kind of steps; in reproducible mode each rank has such a run of logical shards. `body` gives the body for
     /// a number of samples.
     pub fn step_program(

@@ -32,9 +32,10 @@ impl SumMemory {
         self.data = data;
         let sum = CodedSum {
             span: Span::of(&mut self.data),
-            layout: self.layout.clone(),
+            layout: SumLayout::Blocks(self.layout.clone()),
             residual: Span::of(&mut self.residual),
             coded: Span::of(&mut self.coded),
+            factors: None,
             scattered,
             isa: Isa::detect(),
         };
@@ -45,7 +46,7 @@ impl SumMemory {
     }
 }
 
-fn over_sockets<R: Send>(ranks: usize, run: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+pub(super) fn over_sockets<R: Send>(ranks: usize, run: impl Fn(Comm) -> R + Sync) -> Vec<R> {
     let run = &run;
     thread::scope(|scope| {
         let links = loopback::links(ranks).unwrap().into_iter();
@@ -161,9 +162,10 @@ fn hosts_add_up_in_memory_first() {
             memory.data = numbers(rank, 0, len);
             let sum = CodedSum {
                 span: Span::of(&mut memory.data),
-                layout: memory.layout.clone(),
+                layout: SumLayout::Blocks(memory.layout.clone()),
                 residual: Span::of(&mut memory.residual),
                 coded: Span::of(&mut memory.coded),
+                factors: None,
                 scattered: false,
                 isa: Isa::detect(),
             };

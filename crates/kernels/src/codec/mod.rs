@@ -20,17 +20,22 @@
 //! sum, and nothing of it stays behind.
 //!
 //! # Layout
-//! `halves`: bf16 and f16. `int8`: integers of a byte. [`layout`]: where the parts of a coded sum lie.
+//! `halves`: bf16 and f16. `int8`: integers of a byte. [`layout`]: where the parts of a coded sum lie. [`low_rank`]: matrices as products of
+//! factors, which is no format of numbers but of whole tensors. [`WireCodec`]: any of them.
 
 mod halves;
 mod int8;
 pub mod layout;
+pub mod low_rank;
 #[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use crate::Isa;
 
 pub use layout::CodedLayout;
+pub use low_rank::{LowRankLayout, LowRankMatrix};
 
 /// Parts of a message begin at multiples of this many numbers, so that blocks of every codec do.
 pub const BLOCK: usize = 1024;
@@ -105,6 +110,63 @@ impl BlockCodec {
             BlockCodec::Bf16 => halves::add_bf16(isa, coded, y),
             BlockCodec::F16 => halves::add_f16(isa, coded, y),
             BlockCodec::Int8 => int8::add(isa, coded, y),
+        }
+    }
+}
+
+/// In which way a sum of gradients travels in fewer bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WireCodec {
+    /// Number by number.
+    Blocks(BlockCodec),
+    /// Matrices as factors.
+    LowRank {
+        /// Columns of the factors.
+        rank: usize,
+    },
+}
+
+impl WireCodec {
+    /// All of them, as they are by their names alone.
+    pub const USUAL: [WireCodec; 4] = [
+        WireCodec::Blocks(BlockCodec::Bf16),
+        WireCodec::Blocks(BlockCodec::F16),
+        WireCodec::Blocks(BlockCodec::Int8),
+        WireCodec::LowRank { rank: 2 },
+    ];
+
+    /// Its name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            WireCodec::Blocks(codec) => codec.name(),
+            WireCodec::LowRank { .. } => "powersgd",
+        }
+    }
+}
+
+/// How the parts of one sum travel, and where they lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SumLayout {
+    /// Number by number, in parts that ranks own.
+    Blocks(Arc<CodedLayout>),
+    /// Matrices as factors.
+    LowRank(Arc<LowRankLayout>),
+}
+
+impl SumLayout {
+    /// Its format as printed programs have it.
+    pub fn words(&self) -> String {
+        match self {
+            SumLayout::Blocks(layout) => layout.codec.name().into(),
+            SumLayout::LowRank(layout) => format!("factors of rank {}", layout.rank),
+        }
+    }
+
+    /// Bytes that `n` of its numbers take: as many as travel together.
+    pub fn wire_bytes(&self, n: usize) -> usize {
+        match self {
+            SumLayout::Blocks(layout) => layout.codec.coded_len(n),
+            SumLayout::LowRank(layout) => layout.sent_len() * size_of::<f32>(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Programs of small steps as text, and what every rank's program has in common.
 
 use polyreme_graph::builder::BatchNorm;
-use polyreme_graph::{Builder, Graph, Init, Moments, Optimizer, differentiate};
+use polyreme_graph::{BlockCodec, Builder, Graph, Init, Moments, Optimizer, differentiate};
 
 use super::*;
 use crate::mesh::Mesh;
@@ -48,7 +48,7 @@ fn check(program: &Program, want: &str) {
 /// to send.
 #[test]
 fn a_program_says_what_travels_coded() {
-    let coded = Plan { keeps: Keeps::All, wire: Some(BlockCodec::Int8), ..plan() };
+    let coded = Plan { keeps: Keeps::All, wire: Some(WireCodec::Blocks(BlockCodec::Int8)), ..plan() };
     let program = lower(&coded, &ADAM);
     let said = program.to_string();
     let of = |range: &str| format!("all-reduce f32 grads {range} over data as int8 with residual {range}");
@@ -65,6 +65,23 @@ fn a_program_says_what_travels_coded() {
     assert_eq!(bytes(&program) - totals, 9216 + 4 * 36);
     let alone = lower(&Plan { mesh: Mesh::data(1), rank: 0, ..coded }, &ADAM);
     assert!(!alone.keeps_residual());
+}
+
+/// Matrices travel as factors, which are kept one after the other, whatever the buckets are.
+#[test]
+fn a_program_says_what_travels_as_factors() {
+    let plan = Plan { keeps: Keeps::All, wire: Some(WireCodec::LowRank { rank: 3 }), ..plan() };
+    for bucket_bytes in [1, 4 * 2 * 2304, usize::MAX] {
+        let program = lower(&Plan { bucket_bytes, ..plan.clone() }, &ADAM);
+        let said = program.to_string();
+        assert!(said.contains("over data as factors of rank 3 with residual 0.."), "{said}");
+        assert!(said.contains("..576") && program.factors_len() == 4 * 3 * 48, "{said}");
+        let sums = program.exchanges.iter().filter(|e| e.coding.is_some());
+        let bytes: usize = sums.map(|e| program.wire_bytes(e, program.len_of(&e.of))).sum();
+        assert_eq!(bytes, 4 * 4 * 3 * (48 + 48));
+    }
+    let before = lower(&plan.without_wire(), &ADAM);
+    assert!(!before.keeps_residual() && before.factors_len() == 0);
 }
 
 /// With servers nothing is summed and nothing is updated here: each bucket is pushed to all servers, and behind the last push everything is pulled.

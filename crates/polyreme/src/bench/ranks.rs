@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use polyreme_collective::{Comm, Reduce};
 use polyreme_exec::{Comms, Engine, ExecError, Isa, Options, Timeline};
-use polyreme_graph::{Axis, BlockCodec, Keeps, Program, Weights, cost};
+use polyreme_graph::{Axis, Keeps, Program, Weights, WireCodec, cost};
 use polyreme_parallel::pipeline::PipelineKind;
 use polyreme_parallel::{Mesh, Plan};
 use polyreme_train::record::trace::{self, About};
@@ -95,7 +95,7 @@ pub struct RankSettings {
     /// Whether each rank keeps only its own shard of the gradients.
     pub shard_gradients: bool,
     /// The format in which gradients travel, if not as they are.
-    pub wire: Option<BlockCodec>,
+    pub wire: Option<WireCodec>,
     /// Whether each rank keeps only its own shard of the weights.
     pub shard_weights: bool,
     /// How ranks are arranged.

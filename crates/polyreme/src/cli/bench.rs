@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
-use polyreme_graph::{BlockCodec, DType, Precision};
+use polyreme_graph::{DType, Precision, WireCodec};
 use polyreme_parallel::Plan;
 use polyreme_sim::Calibration;
 use polyreme_train::run::Prepared;
@@ -81,9 +81,10 @@ pub(super) struct StepArgs {
     /// With several ranks: each keeps only its own shard of the gradients, as with `parallel.shard_gradients` of a job.
     #[arg(long)]
     shard_gradients: bool,
-    /// With several ranks over sockets: the format in which gradients travel, as `parallel.wire` of a job [default: f32].
+    /// With several ranks over sockets: the format in which gradients travel, as `parallel.wire` of a job has it by its name alone
+    /// [default: f32].
     #[arg(long, value_name = "FORMAT", value_parser = parse_wire, conflicts_with = "shard_gradients")]
-    wire: Option<BlockCodec>,
+    wire: Option<WireCodec>,
     /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
@@ -226,9 +227,9 @@ impl StepArgs {
 
 /// Steps on several ranks. Each job has its own group, as each run has.
 /// A format on the wire by its name.
-fn parse_wire(name: &str) -> Result<BlockCodec, String> {
-    let names = BlockCodec::ALL.map(BlockCodec::name).join(", ");
-    BlockCodec::ALL.into_iter().find(|codec| codec.name() == name).ok_or(format!("one of {names} is needed"))
+fn parse_wire(name: &str) -> Result<WireCodec, String> {
+    let names = WireCodec::USUAL.map(WireCodec::name).join(", ");
+    WireCodec::USUAL.into_iter().find(|codec| codec.name() == name).ok_or(format!("one of {names} is needed"))
 }
 
 fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {

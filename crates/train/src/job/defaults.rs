@@ -12,6 +12,7 @@ use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 use super::open::OpenKeys;
 use super::spec::*;
 use super::sync::SyncKind;
+use super::wire::WireSpec;
 use crate::schedule::{Schedule, ScheduleShape};
 
 /// Tokens a sample, where neither the data nor the model say it.
@@ -250,7 +251,7 @@ impl Default for ParallelSpec {
             shard_gradients: false,
             bucket_mib: 1.0,
             follow_load: false,
-            wire: None,
+            wire: WireSpec::default(),
             sync: SyncKind::AllReduce,
             every: 50,
             outer: None,

@@ -57,3 +57,4 @@ pub use schema::schema;
 pub use spec::*;
 pub use sync::{OuterSpec, SyncKind};
 pub(crate) use wire::in_memory;
+pub use wire::{WireKind, WireSpec};

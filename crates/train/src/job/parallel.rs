@@ -103,7 +103,7 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// how much of the gradients is reduced at once
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
         /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
-        wire: wire::wire() => |s| Some(&mut s.wire);
+        wire: table() => |s| Some(&mut s.wire); or "`\"f32\"`";
         /// how the ranks of `data` agree, see below and `docs/dial.md`
         sync: sync::sync() => |s| Some(&mut s.sync);
         /// with `sync = "local"`: how many steps ranks take by themselves; fewer before an evaluation, a checkpoint or the end
@@ -237,7 +237,7 @@ impl ParallelSpec {
             let hint = "leave `shard_weights`, `shard_gradients` and `shard_optimizer` out, or `elastic`";
             return refused("keeps the whole state on every rank, so that none is lost with one", hint);
         }
-        if self.wire.is_some() {
+        if self.wire.is_coded() {
             let what = "does not work with `parallel.wire`: what rounding left out in a step that is done again cannot be given back";
             return refused(what, "leave `wire` out, or `elastic`");
         }

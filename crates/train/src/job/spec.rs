@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 pub use polyreme_data::Augment;
 pub use polyreme_data::table::{ColumnChoice, TableFormat, TextChoice};
-use polyreme_graph::{BlockCodec, DType, Precision};
+use polyreme_graph::{DType, Precision};
 use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
 use super::sync::{OuterSpec, SyncKind};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
+use super::wire::WireSpec;
 pub use crate::loss::LossKind;
 
 /// Everything that a run needs to know.
@@ -369,8 +370,8 @@ pub struct ParallelSpec {
     pub shard_gradients: bool,
     /// How much of the gradients is reduced at once.
     pub bucket_mib: f64,
-    /// The format in which gradients travel between ranks that are connected by a network; `None`: as they are.
-    pub wire: Option<BlockCodec>,
+    /// The format in which gradients travel between ranks that are connected by a network.
+    pub wire: WireSpec,
     /// How replicas agree.
     pub sync: SyncKind,
     /// With local steps: how many from one exchange of weights to the next, at most.

@@ -133,7 +133,7 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
             format!("works where each rank has the whole model and updates all of it, and not with `{key}`");
         refuse(&why, one_out);
     }
-    if spec.wire.is_some() {
+    if spec.wire.is_coded() {
         refuse("sends weights, and `wire` is a format of gradients", "leave `wire` out, or `sync`");
     }
     if spec.balance == Balance::Auto {
@@ -195,7 +195,7 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
     if spec.sync_batch_norm {
         refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);
     }
-    let others = [("wire", spec.wire.is_some()), ("elastic", spec.elastic.is_some())];
+    let others = [("wire", spec.wire.is_coded()), ("elastic", spec.elastic.is_some())];
     for key in spec.splits().chain(others.into_iter().filter(|(_, set)| *set).map(|(key, _)| key)) {
         refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
     }

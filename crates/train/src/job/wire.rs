@@ -1,30 +1,109 @@
 //! `parallel.wire`: in which format gradients travel between ranks, and where nothing but f32 can.
 
-use polyreme_graph::BlockCodec;
+use polyreme_graph::{BlockCodec, WireCodec};
 
 use super::cursor::Cursor;
+use super::declare::{field, keys, kinds, section};
+use super::section::Section;
 use super::spec::{ParallelSpec, Transport};
-use super::types::{Type, one_of};
+use super::train::COUNT_MAX;
+use super::types::whole;
 
-/// How the format stands in a job file.
-pub(super) fn wire() -> Type<Option<BlockCodec>> {
-    let plain = [("f32", None, "as they are")];
-    let coded = BlockCodec::ALL.map(|codec| (codec.name(), Some(codec), words(codec)));
-    one_of(plain.into_iter().chain(coded))
+/// Factors of more columns than this are no shorter than the matrices that they stand for.
+pub(super) const RANK_MAX: u64 = 1 << 10;
+
+/// The format of gradients on the wire.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct WireSpec {
+    /// Which one.
+    pub kind: WireKind,
+    /// The first step, counted from 0, in which they travel so; before it they travel as they are.
+    pub start: u64,
 }
 
-fn words(codec: BlockCodec) -> &'static str {
-    match codec {
-        BlockCodec::Bf16 => "half the bytes, 8 bits of each number",
-        BlockCodec::F16 => "half the bytes, 11 bits of each number; a scale for each 1024",
-        BlockCodec::Int8 => "a quarter of the bytes; a scale for each 256",
+/// Formats of gradients on the wire.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum WireKind {
+    /// As they are.
+    #[default]
+    F32,
+    /// The upper halves of f32.
+    Bf16,
+    /// Halves with a common scale.
+    F16,
+    /// Bytes with a common scale.
+    Int8,
+    /// Matrices as thin factors.
+    PowerSgd {
+        /// Columns of the factors.
+        rank: usize,
+    },
+}
+
+impl WireSpec {
+    /// A format from the first step on.
+    pub fn of(kind: WireKind) -> WireSpec {
+        WireSpec { kind, start: 0 }
+    }
+
+    /// Its name in job files.
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            WireKind::F32 => "f32",
+            WireKind::Bf16 => "bf16",
+            WireKind::F16 => "f16",
+            WireKind::Int8 => "int8",
+            WireKind::PowerSgd { .. } => "powersgd",
+        }
+    }
+
+    /// Whether gradients travel in another format than their own.
+    pub fn is_coded(&self) -> bool {
+        self.kind != WireKind::F32
+    }
+
+    /// What codes them, if anything does.
+    pub fn codec(&self) -> Option<WireCodec> {
+        Some(match self.kind {
+            WireKind::F32 => return None,
+            WireKind::Bf16 => WireCodec::Blocks(BlockCodec::Bf16),
+            WireKind::F16 => WireCodec::Blocks(BlockCodec::F16),
+            WireKind::Int8 => WireCodec::Blocks(BlockCodec::Int8),
+            WireKind::PowerSgd { rank } => WireCodec::LowRank { rank },
+        })
     }
 }
 
+section! { WireSpec => {
+    let kinds = kinds! {
+        /// as they are
+        "f32" => |_| WireSpec::of(WireKind::F32);
+        /// half the bytes, 8 bits of each number
+        "bf16" => |_| WireSpec::of(WireKind::Bf16);
+        /// half the bytes, 11 bits of each number; a scale for each 1024
+        "f16" => |_| WireSpec::of(WireKind::F16);
+        /// a quarter of the bytes; a scale for each 256
+        "int8" => |_| WireSpec::of(WireKind::Int8);
+        /// matrices as products of `rank` columns and rows, which follow the gradients from step to step (PowerSGD of Vogels et al. 2019); other
+        /// tensors as they are
+        "powersgd" => |_| WireSpec::of(WireKind::PowerSgd { rank: 2 });
+    };
+    let keys = keys! { WireSpec;
+        /// columns of the factors
+        rank: whole(1..=RANK_MAX) => field!(WireKind::{PowerSgd}.rank in kind);
+        /// the first step in which gradients travel so, counted from 0; before it they travel as they are
+        start: whole(0..=COUNT_MAX) => |s| s.is_coded().then_some(&mut s.start);
+    };
+    let such_as = "a format's name, or a table such as { kind = \"powersgd\", rank = 2 }";
+    Section::of_kinds("parallel.wire", such_as, kinds, WireSpec::name, keys).short()
+} }
+
 /// What a format that loses something does not go together with.
 pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
-    let Some(codec) = spec.wire else { return };
-    let name = codec.name();
+    if !spec.wire.is_coded() {
+        return;
+    }
+    let name = spec.wire.name();
     let refuse =
         |why: String, hint: &str| c.fault("wire", format!("`parallel.wire = \"{name}\"` {why}"), hint);
     if spec.reproducible {

@@ -479,7 +479,8 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
     Plan {
         microbatches: accumulate.max(1),
         bucket_bytes: (spec.bucket_mib * f64::from(1 << 20)) as usize,
-        wire: spec.wire,
+        wire: spec.wire.codec(),
+        wire_start: spec.wire.start,
         norms: if spec.sync_batch_norm && has_statistics { Norms::Synchronised } else { Norms::Local },
         shards: spec.reproducible.then_some(spec.shards),
         updates: if spec.elastic.is_some() { Updates::AtEnd } else { Updates::AtOnce },

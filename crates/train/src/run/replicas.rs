@@ -25,9 +25,13 @@ const VELOCITY_FILE: &str = "velocity.safetensors";
 fn file_of(what: Kept) -> &'static str {
     match what {
         Kept::Moment2 => "moment2-of-ranks.safetensors",
-        Kept::Moment1 | Kept::Params | Kept::States | Kept::Average | Kept::Residual | Kept::Velocity => {
-            "moment1-of-ranks.safetensors"
-        }
+        Kept::Moment1
+        | Kept::Params
+        | Kept::States
+        | Kept::Average
+        | Kept::Residual
+        | Kept::Factors
+        | Kept::Velocity => "moment1-of-ranks.safetensors",
     }
 }
 

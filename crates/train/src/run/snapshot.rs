@@ -13,6 +13,7 @@ use polyreme_exec::{Engine, Kept, Slot, floats, make_room};
 use serde::{Deserialize, Serialize};
 
 use super::degrees::Degrees;
+use super::factors;
 use super::frozen::restore_frozen;
 use super::planned_step::PlannedStep;
 use super::replicas;
@@ -218,6 +219,7 @@ impl Tables {
             shards.push(shard);
         }
         shards.extend(replicas::velocity_shard(learner, &self.params));
+        shards.extend(factors::shard(learner));
         if keeps_residual(learner) {
             let data = learner.engine_mut().gather_of_each(Kept::Residual)?;
             let (file, tensors) = (RESIDUAL_FILE.into(), self.residuals.clone());
@@ -275,6 +277,7 @@ pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<
         engine.scatter_moments(what, moments.as_deref())?;
     }
     replicas::restore_velocity(learner, loaded)?;
+    factors::restore(learner, loaded)?;
     restore_residuals(learner, loaded)
 }
 

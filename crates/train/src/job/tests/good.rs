@@ -223,7 +223,7 @@ fn every_key_is_read() {
         shard_gradients: false,
         bucket_mib: 0.5,
         follow_load: false,
-        wire: None,
+        wire: WireSpec::default(),
         sync: SyncKind::AllReduce,
         every: 50,
         outer: None,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use polyreme_dtype::DType;
 use polyreme_graph::op::{Cell, Conv};
-use polyreme_graph::{Adafactor, BlockCodec, Moments, Optimizer};
+use polyreme_graph::{Adafactor, Moments, Optimizer};
 use polyreme_nn::Model;
 use polyreme_nn::model::{Stack, StackInput, StackLayer};
 use proptest::prelude::*;
@@ -416,7 +416,9 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
             // Replicas that take steps of their own have the whole model too, and nothing is coded or measured.
             let local = coded && encrypt == Some(true) && !sync_batch_norm && balance != Balance::Auto;
-            let wire = [None, Some(BlockCodec::Bf16), Some(BlockCodec::F16), Some(BlockCodec::Int8)];
+            let kinds = [WireKind::F32, WireKind::F16, WireKind::Int8, WireKind::PowerSgd { rank: 3 }];
+            let kind = kinds[threads.unwrap_or(0) % kinds.len()];
+            let wire = WireSpec { start: if kind == WireKind::F32 { 0 } else { 7 }, kind };
             ParallelSpec {
                 open: OpenKeys::default(),
                 ranks,
@@ -438,7 +440,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_optimizer,
                 shard_gradients,
                 bucket_mib,
-                wire: if coded && !local { wire[threads.unwrap_or(0) % 4] } else { None },
+                wire: if coded && !local { wire } else { WireSpec::default() },
                 sync: if local { SyncKind::Local } else { SyncKind::AllReduce },
                 every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
