@@ -68,7 +68,8 @@ impl CodedLayout {
         let ranks = self.cuts.len() - 1;
         let own = self.recv[ranks];
         let whole = self.codec.coded_len(self.cuts[ranks]);
-        let even = 2 * whole + ranks * self.codec.coded_len(BLOCK);
+        // Twice a block for each rank: a part ends with a short block, whose length is rounded up.
+        let even = 2 * whole + 2 * ranks * self.codec.coded_len(BLOCK);
         even.max(self.send[ranks] + own).max(self.sums[ranks])
     }
 

@@ -1,13 +1,15 @@
 //! Codecs: formats in which floats travel between ranks, shorter than f32.
 //!
-//! A [`BlockCodec`] writes every number in a fixed number of bits, block by block, so the coded length follows from the count
-//! alone and a range that begins at a multiple of [`BLOCK`] can be decoded by itself:
+//! A [`BlockCodec`] writes blocks of numbers in a fixed number of bits each, so the coded length follows from the count alone. Parts of a message
+//! begin at multiples of [`BLOCK`], and are coded and decoded each by itself:
 //!
 //! | codec | block | bytes of `n` numbers |
 //! |---|---|---|
 //! | bf16 | — | `2 n` |
 //! | f16 | a power of two as its scale, then 1024 halves | `2 n + 4 ⌈n / 1024⌉` |
 //! | int8 | a scale, then 256 integers of a byte | `n + 4 ⌈n / 256⌉` |
+//! | onebit | a scale, then 256 signs | `⌈n / 8⌉ + 4 ⌈n / 256⌉` |
+//! | topk | the largest of 16384, with their places | `6 ⌈share · n⌉` |
 //!
 //! Halves have a scale because gradients are sums over samples, times the scale of the loss: 65504 is soon exceeded at one
 //! end, and 6e-8 at the other. A power of two changes no bit of a mantissa.
@@ -20,15 +22,17 @@
 //! sum, and nothing of it stays behind.
 //!
 //! # Layout
-//! `halves`: bf16 and f16. `int8`: integers of a byte. [`layout`]: where the parts of a coded sum lie. [`low_rank`]: matrices as products of
+//! `halves`: bf16 and f16. `int8`: integers of a byte. `onebit`: signs. `topk`: the largest. [`layout`]: where the parts of a coded sum lie. [`low_rank`]: matrices as products of
 //! factors, which is no format of numbers but of whole tensors. [`WireCodec`]: any of them.
 
 mod halves;
 mod int8;
 pub mod layout;
 pub mod low_rank;
+mod onebit;
 #[cfg(test)]
 mod tests;
+mod topk;
 
 use std::sync::Arc;
 
@@ -40,7 +44,7 @@ pub use low_rank::{LowRankLayout, LowRankMatrix};
 /// Parts of a message begin at multiples of this many numbers, so that blocks of every codec do.
 pub const BLOCK: usize = 1024;
 
-/// A format of floats on the wire in which every number takes as many bits.
+/// A format of floats on the wire whose length follows from how many there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockCodec {
     /// The upper half of an f32, rounded.
@@ -49,11 +53,24 @@ pub enum BlockCodec {
     F16,
     /// Integers of a byte, with a scale for each 256.
     Int8,
+    /// Signs, with the mean magnitude of each 256.
+    OneBit,
+    /// The largest numbers of each 16384, with their places.
+    TopK {
+        /// The share that is sent, in millionths.
+        ppm: u32,
+    },
 }
 
 impl BlockCodec {
-    /// All of them.
-    pub const ALL: [BlockCodec; 3] = [BlockCodec::Bf16, BlockCodec::F16, BlockCodec::Int8];
+    /// All of them; `topk` with a hundredth.
+    pub const ALL: [BlockCodec; 5] = [
+        BlockCodec::Bf16,
+        BlockCodec::F16,
+        BlockCodec::Int8,
+        BlockCodec::OneBit,
+        BlockCodec::TopK { ppm: 10_000 },
+    ];
 
     /// Its name in job files and printed programs.
     pub fn name(self) -> &'static str {
@@ -61,6 +78,8 @@ impl BlockCodec {
             BlockCodec::Bf16 => "bf16",
             BlockCodec::F16 => "f16",
             BlockCodec::Int8 => "int8",
+            BlockCodec::OneBit => "onebit",
+            BlockCodec::TopK { .. } => "topk",
         }
     }
 
@@ -70,6 +89,8 @@ impl BlockCodec {
             BlockCodec::Bf16 => 2 * n,
             BlockCodec::F16 => 2 * n + SCALE_BYTES * n.div_ceil(halves::F16_BLOCK),
             BlockCodec::Int8 => n + SCALE_BYTES * n.div_ceil(int8::INT8_BLOCK),
+            BlockCodec::OneBit => onebit::coded_len(n),
+            BlockCodec::TopK { ppm } => topk::coded_len(ppm, n),
         }
     }
 
@@ -84,6 +105,8 @@ impl BlockCodec {
             BlockCodec::Bf16 => halves::encode_bf16(isa, x, residual, coded),
             BlockCodec::F16 => halves::encode_f16(isa, x, residual, coded),
             BlockCodec::Int8 => int8::encode(isa, x, residual, coded),
+            BlockCodec::OneBit => onebit::encode(isa, x, residual, coded),
+            BlockCodec::TopK { ppm } => topk::encode(isa, ppm, x, residual, coded),
         }
     }
 
@@ -97,6 +120,8 @@ impl BlockCodec {
             BlockCodec::Bf16 => halves::decode_bf16(isa, coded, y),
             BlockCodec::F16 => halves::decode_f16(isa, coded, y),
             BlockCodec::Int8 => int8::decode(isa, coded, y),
+            BlockCodec::OneBit => onebit::decode(isa, coded, y),
+            BlockCodec::TopK { ppm } => topk::decode(ppm, coded, y),
         }
     }
 
@@ -110,6 +135,8 @@ impl BlockCodec {
             BlockCodec::Bf16 => halves::add_bf16(isa, coded, y),
             BlockCodec::F16 => halves::add_f16(isa, coded, y),
             BlockCodec::Int8 => int8::add(isa, coded, y),
+            BlockCodec::OneBit => onebit::add(isa, coded, y),
+            BlockCodec::TopK { ppm } => topk::add(ppm, coded, y),
         }
     }
 }
@@ -128,10 +155,12 @@ pub enum WireCodec {
 
 impl WireCodec {
     /// All of them, as they are by their names alone.
-    pub const USUAL: [WireCodec; 4] = [
+    pub const USUAL: [WireCodec; 6] = [
         WireCodec::Blocks(BlockCodec::Bf16),
         WireCodec::Blocks(BlockCodec::F16),
         WireCodec::Blocks(BlockCodec::Int8),
+        WireCodec::Blocks(BlockCodec::OneBit),
+        WireCodec::Blocks(BlockCodec::TopK { ppm: 10_000 }),
         WireCodec::LowRank { rank: 2 },
     ];
 
@@ -157,7 +186,12 @@ impl SumLayout {
     /// Its format as printed programs have it.
     pub fn words(&self) -> String {
         match self {
-            SumLayout::Blocks(layout) => layout.codec.name().into(),
+            SumLayout::Blocks(layout) => match layout.codec {
+                BlockCodec::TopK { ppm } => format!("topk of {}", f64::from(ppm) / 1e6),
+                BlockCodec::Bf16 | BlockCodec::F16 | BlockCodec::Int8 | BlockCodec::OneBit => {
+                    layout.codec.name().into()
+                }
+            },
             SumLayout::LowRank(layout) => format!("factors of rank {}", layout.rank),
         }
     }

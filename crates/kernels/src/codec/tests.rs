@@ -18,6 +18,9 @@ fn bound(codec: BlockCodec, x: f32, largest: f32) -> f32 {
         // Small numbers of a block are rounded to multiples of 2⁻²⁴ of its scale.
         BlockCodec::F16 => (x.abs() / 2048.0).max(largest * 2f32.powi(-38)),
         BlockCodec::Int8 => largest / 127.0 * 0.501,
+        // Of its own magnitude and the mean of others.
+        BlockCodec::OneBit => 2.0 * largest,
+        BlockCodec::TopK { .. } => largest,
     }
 }
 
@@ -25,7 +28,8 @@ fn block(codec: BlockCodec) -> usize {
     match codec {
         BlockCodec::Bf16 => 1,
         BlockCodec::F16 => 1024,
-        BlockCodec::Int8 => 256,
+        BlockCodec::Int8 | BlockCodec::OneBit => 256,
+        BlockCodec::TopK { .. } => topk::TOPK_CHUNK,
     }
 }
 
@@ -72,7 +76,7 @@ fn what_arrives_is_near_and_the_rest_is_the_residual() {
 /// What was lost is sent later: the mean of many messages of the same numbers tends to these numbers.
 #[test]
 fn nothing_is_lost_for_ever() {
-    for codec in BlockCodec::ALL {
+    for codec in [BlockCodec::Bf16, BlockCodec::F16, BlockCodec::Int8] {
         let (x, isa) = (uneven(7, 3000), Isa::detect());
         let (mut residual, mut coded) = (vec![0.0; x.len()], vec![0; codec.coded_len(x.len())]);
         let mut sum = vec![0.0f32; x.len()];
@@ -112,8 +116,56 @@ fn lengths_are_as_documented() {
     assert_eq!(BlockCodec::Bf16.coded_len(1025), 2050);
     assert_eq!(BlockCodec::F16.coded_len(1025), 2050 + 8);
     assert_eq!(BlockCodec::Int8.coded_len(1025), 1025 + 20);
+    assert_eq!(BlockCodec::OneBit.coded_len(1025), 129 + 20);
+    assert_eq!(BlockCodec::TopK { ppm: 10_000 }.coded_len(1025), 6 * 11);
+    assert_eq!(BlockCodec::TopK { ppm: 10_000 }.coded_len(2 * 16_384 + 1), 6 * (164 + 164 + 1));
     // A part that begins at a multiple of a block is coded as it would be alone.
-    for codec in BlockCodec::ALL {
+    for codec in [BlockCodec::Bf16, BlockCodec::F16, BlockCodec::Int8, BlockCodec::OneBit] {
         assert_eq!(codec.coded_len(5 * BLOCK + 3), 5 * codec.coded_len(BLOCK) + codec.coded_len(3));
+    }
+}
+
+/// Codecs that send next to nothing of a number need more messages: what they have yet to send stays bounded.
+#[test]
+fn what_is_left_out_stays_bounded() {
+    for codec in [BlockCodec::OneBit, BlockCodec::TopK { ppm: 100_000 }] {
+        let (x, isa) = (data(7, 3000), Isa::detect());
+        let (mut residual, mut coded) = (vec![0.0; x.len()], vec![0; codec.coded_len(x.len())]);
+        let mut sum = vec![0.0f64; x.len()];
+        let mut y = vec![0.0; x.len()];
+        for _ in 0..1000 {
+            codec.encode(isa, &x, &mut residual, &mut coded);
+            codec.decode(isa, &coded, &mut y);
+            sum.iter_mut().zip(&y).for_each(|(s, y)| *s += f64::from(*y));
+        }
+        for i in 0..x.len() {
+            let mean = sum[i] / 1000.0;
+            assert!((mean - f64::from(x[i])).abs() < 0.06, "{}[{i}]: {mean} for {}", codec.name(), x[i]);
+        }
+    }
+}
+
+/// The largest are found as by sorting; of equals the first are taken.
+#[test]
+fn the_largest_are_sent_exactly() {
+    let equal = |n: usize| (0..n).map(|i| if i % 3 == 0 { -2.0 } else { 1.0 }).collect::<Vec<f32>>();
+    for (ppm, n) in [(10_000, 5000), (1, 40_000), (333_333, 17_000), (1_000_000, 20_000), (500_000, 1)] {
+        for x in [uneven(3, n), equal(n), vec![0.0; n]] {
+            for isa in Isa::available() {
+                let codec = BlockCodec::TopK { ppm };
+                let (mut residual, mut coded) = (vec![0.0; n], vec![0; codec.coded_len(n)]);
+                codec.encode(isa, &x, &mut residual, &mut coded);
+                let mut y = vec![f32::NAN; n];
+                codec.decode(isa, &coded, &mut y);
+                for start in (0..n).step_by(topk::TOPK_CHUNK) {
+                    let chunk = start..n.min(start + topk::TOPK_CHUNK);
+                    let mut order: Vec<usize> = chunk.clone().collect();
+                    order.sort_by(|a, b| x[*b].abs().total_cmp(&x[*a].abs()));
+                    let (sent, rest) = order.split_at(topk::kept(ppm, chunk.len()));
+                    assert!(sent.iter().all(|i| y[*i] == x[*i] && residual[*i] == 0.0), "{ppm} of {n}");
+                    assert!(rest.iter().all(|i| y[*i] == 0.0 && residual[*i] == x[*i]), "{ppm} of {n}");
+                }
+            }
+        }
     }
 }

@@ -33,10 +33,18 @@ fn digits_are_learnt_with_fewer_bytes() {
     assert!(accuracy(&plain) > 0.95, "{plain}");
     // Of 43,056 numbers, matrices of 32x9, 32x288, 64x512 and 10x64 are two columns and rows; 144 are biases.
     let factors = (2 * (41 + 320 + 576 + 74) + 144) as f64 / 43_056.0;
-    let shares =
-        [("bf16", 0.5), ("f16", 0.5 + 1.0 / 1024.0), ("int8", 0.25 + 1.0 / 256.0), ("powersgd", factors)];
-    for (wire, share) in shares {
-        let coded = train(folder.path(), wire, wire);
+    // Signs travel after the first 60 steps.
+    let dense = 60.0 / plain["steps"].as_f64().unwrap();
+    let shares = [
+        ("bf16", 0.5),
+        ("f16", 0.5 + 1.0 / 1024.0),
+        ("int8", 0.25 + 1.0 / 256.0),
+        ("powersgd", factors),
+        ("{ kind = \"topk\", share = 0.1 }", 0.15),
+        ("{ kind = \"onebit\", start = 60 }", dense + (1.0 - dense) * (1.0 / 32.0 + 1.0 / 256.0)),
+    ];
+    for (k, (wire, share)) in shares.into_iter().enumerate() {
+        let coded = train(folder.path(), wire, &format!("coded{k}"));
         let (a, b) = (accuracy(&coded), accuracy(&plain));
         assert!((a - b).abs() <= 0.015, "{wire}: {a} for {b}");
         // The totals of a step are sent beside the codes.

@@ -185,6 +185,7 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
         c.fault("shard_gradients", message, hint);
     }
     mesh::check_with(spec, train, c);
+    wire::check_with(spec, train, c);
     sync::check_with(spec, train, c);
     if let Some((message, hint)) = spec.refuses_elastic(train) {
         c.fault("elastic", message, hint);

@@ -1,16 +1,18 @@
 //! `parallel.wire`: in which format gradients travel between ranks, and where nothing but f32 can.
 
-use polyreme_graph::{BlockCodec, WireCodec};
+use polyreme_graph::{BlockCodec, Optimizer, WireCodec};
 
 use super::cursor::Cursor;
 use super::declare::{field, keys, kinds, section};
 use super::section::Section;
-use super::spec::{ParallelSpec, Transport};
+use super::spec::{ParallelSpec, TrainSpec, Transport};
 use super::train::COUNT_MAX;
-use super::types::whole;
+use super::types::{real, whole};
 
 /// Factors of more columns than this are no shorter than the matrices that they stand for.
 pub(super) const RANK_MAX: u64 = 1 << 10;
+/// Shares are counted in millionths.
+const SHARE_LEAST: f64 = 1e-6;
 
 /// The format of gradients on the wire.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -33,6 +35,13 @@ pub enum WireKind {
     F16,
     /// Bytes with a common scale.
     Int8,
+    /// The largest numbers with their places.
+    TopK {
+        /// The share that is sent.
+        share: f64,
+    },
+    /// Signs with a common scale.
+    OneBit,
     /// Matrices as thin factors.
     PowerSgd {
         /// Columns of the factors.
@@ -53,6 +62,8 @@ impl WireSpec {
             WireKind::Bf16 => "bf16",
             WireKind::F16 => "f16",
             WireKind::Int8 => "int8",
+            WireKind::TopK { .. } => "topk",
+            WireKind::OneBit => "onebit",
             WireKind::PowerSgd { .. } => "powersgd",
         }
     }
@@ -69,6 +80,10 @@ impl WireSpec {
             WireKind::Bf16 => WireCodec::Blocks(BlockCodec::Bf16),
             WireKind::F16 => WireCodec::Blocks(BlockCodec::F16),
             WireKind::Int8 => WireCodec::Blocks(BlockCodec::Int8),
+            WireKind::TopK { share } => {
+                WireCodec::Blocks(BlockCodec::TopK { ppm: (share * 1e6).round() as u32 })
+            }
+            WireKind::OneBit => WireCodec::Blocks(BlockCodec::OneBit),
             WireKind::PowerSgd { rank } => WireCodec::LowRank { rank },
         })
     }
@@ -84,11 +99,18 @@ section! { WireSpec => {
         "f16" => |_| WireSpec::of(WireKind::F16);
         /// a quarter of the bytes; a scale for each 256
         "int8" => |_| WireSpec::of(WireKind::Int8);
+        /// the largest numbers exactly, a share of all, with their places: 1.5 times the share of the bytes
+        "topk" => |_| WireSpec::of(WireKind::TopK { share: 0.01 });
+        /// a 28th of the bytes: signs, and a scale for each 256. For `sgd`; and for `adam` and `adamw`, whose mean squares stay as they are from `start`
+        /// on (1-bit Adam of Tang et al. 2021)
+        "onebit" => |_| WireSpec::of(WireKind::OneBit);
         /// matrices as products of `rank` columns and rows, which follow the gradients from step to step (PowerSGD of Vogels et al. 2019); other
         /// tensors as they are
         "powersgd" => |_| WireSpec::of(WireKind::PowerSgd { rank: 2 });
     };
     let keys = keys! { WireSpec;
+        /// the share of the numbers that is sent
+        share: real(SHARE_LEAST..=1.0) => field!(WireKind::{TopK}.share in kind);
         /// columns of the factors
         rank: whole(1..=RANK_MAX) => field!(WireKind::{PowerSgd}.rank in kind);
         /// the first step in which gradients travel so, counted from 0; before it they travel as they are
@@ -121,6 +143,34 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
     if let Some(key) = spec.open.names().first() {
         let why = format!("is not known to the planner, which `{key} = \"auto\"` asks");
         refuse(why, "leave `wire` out, or write numbers for the axes");
+    }
+}
+
+/// What a format does not go together with in `[train]`; `c` is in `[parallel]`.
+pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
+    if spec.wire.kind != WireKind::OneBit {
+        return;
+    }
+    let name = train.optimizer.kind();
+    match train.optimizer.rule {
+        Optimizer::Sgd { .. } => {}
+        Optimizer::Adam(_) | Optimizer::AdamW(_) if spec.wire.start > 0 => {}
+        Optimizer::Adam(_) | Optimizer::AdamW(_) => {
+            let message = format!(
+                "`parallel.wire = \"onebit\"` with the optimizer \"{name}\" needs some steps before it, in which mean squares are learnt"
+            );
+            c.fault(
+                "wire",
+                message,
+                "write wire = { kind = \"onebit\", start = 100 }, with a tenth or more of the run's steps",
+            );
+        }
+        Optimizer::Lamb(_) | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => {
+            let message = format!(
+                "`parallel.wire = \"onebit\"` does not work with the optimizer \"{name}\": signs of gradients say nothing of their sizes, which it needs"
+            );
+            c.fault("wire", message, "choose sgd, adam or adamw, or wire = \"int8\"");
+        }
     }
 }
 

@@ -779,6 +779,21 @@ fn ranks_and_shards() {
         "leave `wire` out, or write transport = \"tcp\"",
     );
     row(
+        "wire = { kind = \"topk\", share = 2 }",
+        "`parallel.wire.share` is 2.0; it must be at least 1e-6 and at most 1",
+        "",
+    );
+    row(
+        "wire = \"onebit\"\n[train]\noptimizer = \"lion\"",
+        "`parallel.wire = \"onebit\"` does not work with the optimizer \"lion\": signs of gradients say nothing of their sizes, which it needs",
+        "choose sgd, adam or adamw, or wire = \"int8\"",
+    );
+    row(
+        "wire = \"onebit\"",
+        "`parallel.wire = \"onebit\"` with the optimizer \"adamw\" needs some steps before it, in which mean squares are learnt",
+        "write wire = { kind = \"onebit\", start = 100 }, with a tenth or more of the run's steps",
+    );
+    row(
         "wire = \"f16\"\nshard_optimizer = true",
         "`parallel.wire = \"f16\"` works where each rank has the whole model and updates all of it, and not with `shard_optimizer`",
         "leave one of them out",

@@ -309,7 +309,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
         },
     );
     let others = (moments, 0..3).prop_map(|((beta1, beta2, eps, weight_decay), which)| {
-        let moments = Moments { beta1, beta2, eps, weight_decay };
+        let moments = Moments { beta1, beta2, eps, weight_decay, ..Moments::DEFAULT };
         [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
     });
     (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| {
@@ -416,7 +416,12 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
             // Replicas that take steps of their own have the whole model too, and nothing is coded or measured.
             let local = coded && encrypt == Some(true) && !sync_batch_norm && balance != Balance::Auto;
-            let kinds = [WireKind::F32, WireKind::F16, WireKind::Int8, WireKind::PowerSgd { rank: 3 }];
+            let kinds = [
+                WireKind::F32,
+                WireKind::F16,
+                WireKind::TopK { share: 0.25 },
+                WireKind::PowerSgd { rank: 3 },
+            ];
             let kind = kinds[threads.unwrap_or(0) % kinds.len()];
             let wire = WireSpec { start: if kind == WireKind::F32 { 0 } else { 7 }, kind };
             ParallelSpec {
