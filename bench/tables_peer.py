@@ -1,4 +1,4 @@
-"""Tables with `mlp`, with the same network in PyTorch, and with scikit-learn's gradient boosting: scores of five folds.
+"""Tables with `mlp` and `tabular`, with the same networks in PyTorch, and with scikit-learn's gradient boosting: scores of five folds.
 
     python3 -m venv V && V/bin/pip install scikit-learn vega_datasets torch
     V/bin/python bench/tables_peer.py target/release/polyreme
@@ -46,14 +46,18 @@ def cars():
     return [row for row in rows if row["Miles_per_Gallon"] is not None], "Miles_per_Gallon", True
 
 
-def job(label, numbers):
+MODELS = {
+    "mlp": ['kind = "mlp"', "hidden = [64, 64]", "dropout = 0.1"],
+    # With its defaults.
+    "tabular": ['kind = "tabular"'],
+}
+
+
+def job(kind, label, numbers):
     """The job, of at most 15 lines."""
     return "\n".join(
-        [
-            "[model]",
-            'kind = "mlp"',
-            "hidden = [64, 64]",
-            "dropout = 0.1",
+        ["[model]", *MODELS[kind]]
+        + [
             "[data]",
             'kind = "jsonl"',
             'path = "train.jsonl"',
@@ -68,12 +72,12 @@ def job(label, numbers):
     )
 
 
-def ours(binary, train, test, label, numbers):
+def ours(binary, kind, train, test, label, numbers):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         for name, rows in [("train.jsonl", train), ("test.jsonl", test)]:
             (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "job.toml").write_text(job(label, numbers))
+        (folder / "job.toml").write_text(job(kind, label, numbers))
         command = [binary, "train", "job.toml", "--json", "--ranks", "1"]
         out = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
@@ -139,7 +143,36 @@ def inputs(train, test, label):
     return (x - mean) / std, (new - mean) / std
 
 
-def in_torch(train, test, label, numbers):
+def network(kind, width, n):
+    import torch
+    from torch import nn
+
+    if kind == "mlp":
+        layers = []
+        for hidden in (64, 64):
+            layers += [nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1)]
+            width = hidden
+        return nn.Sequential(*layers, nn.Linear(width, n))
+
+    class Vectors(nn.Module):
+        def __init__(self, numbers, length):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(numbers, length).uniform_(-(length**-0.5), length**-0.5))
+            self.bias = nn.Parameter(torch.empty(numbers, length).uniform_(-(length**-0.5), length**-0.5))
+
+        def forward(self, x):
+            return torch.relu(x[..., None] * self.weight + self.bias).flatten(1)
+
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    block = lambda: Residual(nn.LayerNorm(128), nn.Linear(128, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 128), nn.Dropout(0.1))
+    head = [nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, n)]
+    return nn.Sequential(Vectors(width, 8), nn.Linear(8 * width, 128), block(), block(), *head)
+
+
+def in_torch(kind, train, test, label, numbers):
     """The same network and the same training."""
     import torch
     from torch import nn
@@ -155,11 +188,7 @@ def in_torch(train, test, label, numbers):
         names = sorted({row[label] for row in train})
         y, want = (np.array([names.index(row[label]) for row in rows]) for rows in (train, test))
         y, loss_of, n = torch.from_numpy(y), nn.CrossEntropyLoss(), len(names)
-    layers, width = [], x.shape[1]
-    for hidden in (64, 64):
-        layers += [nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.1)]
-        width = hidden
-    net = nn.Sequential(*layers, nn.Linear(width, n))
+    net = network(kind, x.shape[1], n)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
     order = torch.randperm(len(x))
     held, rest = order[: round(len(x) / 10)], order[round(len(x) / 10) :]
@@ -191,15 +220,15 @@ def main():
         for train, test in folds.split(rows, [str(row[label]) for row in rows]):
             train, test = [rows[i] for i in train], [rows[i] for i in test]
             fold = (train, test, label, numbers)
-            scores.append((ours(binary, *fold), in_torch(*fold), theirs(*fold)))
-        mine, torch, other = zip(*scores)
+            nets = [score for kind in MODELS for score in (ours(binary, kind, *fold), in_torch(kind, *fold))]
+            scores.append((*nets, theirs(*fold)))
+        names = [f"{by} {kind}" for kind in MODELS for by in ("polyreme", "PyTorch")] + ["gradient boosting"]
+        means = {name: round(float(np.mean(of)), 4) for name, of in zip(names, zip(*scores))}
         result = {
             "set": name,
             "rows": len(rows),
             "score": "r2" if numbers else "accuracy",
-            "polyreme mlp": round(float(np.mean(mine)), 4),
-            "PyTorch mlp": round(float(np.mean(torch)), 4),
-            "gradient boosting": round(float(np.mean(other)), 4),
+            **means,
             "folds": [[round(float(score), 4) for score in fold] for fold in scores],
         }
         print(json.dumps(result), flush=True)

@@ -67,8 +67,10 @@ def rule(name, shape, state):
         return 1.0, 0.0
     if leaf in ("running_mean", "num_batches_tracked"):
         return 0.0, 0.0
-    if name in EMBEDDINGS:
+    if name in EMBEDDINGS or owner.startswith("embed"):
         return 0.0, 0.5
+    if owner == "numbers":
+        return 0.0, 1.0
     if len(shape) >= 2:
         return 0.0, math.sqrt((6.0 if len(shape) == 4 else 3.0) / math.prod(shape[1:]))
     batch_norm = owner + ".running_mean" in state

@@ -41,6 +41,9 @@ def batch(job, dtype):
         x = torch.from_numpy(fill.integers("ids", job.input, job.vocab))
     else:
         x = torch.from_numpy(fill.uniform(job.image, job.input, 1.5)).to(dtype)
+        for k, ids in enumerate(job.ids):
+            column = torch.from_numpy(fill.integers(f"ids{k + 1}", (job.input[0],), ids))
+            x[:, job.input[1] - len(job.ids) + k] = column.to(dtype)
     labels = job.config()["labels"]
     return x, torch.from_numpy(fill.integers("labels", (labels,), job.classes))
 

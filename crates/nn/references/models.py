@@ -23,6 +23,55 @@ class Mlp(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
+class NumberVectors(nn.Module):
+    """relu(x[j] * weight[j] + bias[j]) for each number j of a row."""
+
+    def __init__(self, numbers, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(numbers, width).uniform_(-(width**-0.5), width**-0.5))
+        self.bias = nn.Parameter(torch.empty(numbers, width).uniform_(-(width**-0.5), width**-0.5))
+
+    def forward(self, x):
+        return F.relu(x[..., None] * self.weight + self.bias).flatten(1)
+
+
+class TabularBlock(nn.Module):
+    """Pre-norm residual block: linear, ReLU, linear."""
+
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(F.relu(self.up(self.norm(x))))
+
+
+class Tabular(nn.Module):
+    """Rows of numbers, and of ids of categories after them: vectors of both, two residual blocks, norm, ReLU, linear."""
+
+    def __init__(self, numbers=16, categories=(), embed=8, width=128, hidden=256, layers=2, classes=10):
+        super().__init__()
+        # fastai's rule.
+        vectors = [max(1, min(50, round(1.6 * ids**0.56))) for ids in categories]
+        if numbers:
+            self.numbers = NumberVectors(numbers, embed)
+        for k, (ids, length) in enumerate(zip(categories, vectors)):
+            setattr(self, f"embed{k + 1}", nn.Embedding(ids, length))
+        self.n_numbers, self.n_categories = numbers, len(categories)
+        self.first = nn.Linear(numbers * embed + sum(vectors), width)
+        self.blocks = nn.ModuleList(TabularBlock(width, hidden) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        parts = [self.numbers(x[:, : self.n_numbers])] if self.n_numbers else []
+        for k in range(self.n_categories):
+            parts.append(getattr(self, f"embed{k + 1}")(x[:, self.n_numbers + k].long()))
+        x = self.first(torch.cat(parts, 1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(F.relu(self.norm(x)))
+
+
 class LeNet(nn.Module):
     """Two 5x5 convolutions and three linear layers on 3x32x32, tanh."""
 
@@ -257,6 +306,7 @@ class Job:
     vocab: int = 0  # nonzero: the input is ids below it; zero: an image
     labels: int = 0  # zero: one label an example
     image: str = "input"  # the generator's name of the image
+    ids: tuple = ()  # of rows of a table: how many ids each category has; they take the places of a row's last numbers
     losses_in: str = "float64"  # `float32` where twenty steps in float64 would take minutes
 
     def config(self):
@@ -270,6 +320,7 @@ class Job:
             "input": list(self.input),
             "input_name": "ids" if self.vocab else self.image,
             "vocab": self.vocab,
+            "ids": list(self.ids),
             "classes": self.classes,
             "labels": labels,
             "optimizer": optimizer,
@@ -284,8 +335,12 @@ class Job:
         return torch.optim.Adam(params, lr=self.lr)
 
 
+CATEGORIES = (40, 7)
+
 JOBS = {
     "mlp": Job(Mlp, (16, 784), 10, "sgd", 0.01),
+    "tabular": Job(Tabular, (16, 16), 10, "adamw", 1e-3),
+    "tabular_mixed": Job(lambda: Tabular(5, CATEGORIES, 4, 32, 48, 3, 4), (24, 7), 4, "adamw", 1e-3, ids=CATEGORIES),
     "lenet": Job(LeNet, (8, 3, 32, 32), 10, "sgd", 0.01),
     "cnn": Job(Cnn, (4, 3, 32, 32), 10, "sgd", 0.001),
     "gpt": Job(Gpt, (2, 64), 256, "adamw", 3e-4, vocab=256, labels=128),

@@ -28,6 +28,13 @@ impl Categories<'_> {
         if self.ids.is_empty() {
             return Ok(x);
         }
+        let (numbers, vectors) = self.taken_apart(b, x)?;
+        let parts: Vec<_> = numbers.into_iter().chain(vectors).collect();
+        b.concat(&parts, 1)
+    }
+
+    /// `x [n, numbers + ids]` → `[n, numbers]`, or nothing if there are none, and the vectors of each category.
+    pub fn taken_apart(&self, b: &mut Builder, x: Tensor) -> Traced<(Option<Tensor>, Vec<Tensor>)> {
         let shape = b.shape(x).clone();
         let (n, numbers) = match *shape.dims() {
             [n, width] if width >= self.ids.len() => (n, width - self.ids.len()),
@@ -37,17 +44,19 @@ impl Categories<'_> {
                 return b.error(TraceErrorKind::Shape { op: "categories", shape, why });
             }
         };
-        let mut parts = Vec::new();
-        if numbers > 0 {
-            parts.push(b.slice(x, 1, 0, numbers)?);
-        }
+        let rest = match (numbers, self.ids.len()) {
+            (0, _) => None,
+            (_, 0) => Some(x),
+            _ => Some(b.slice(x, 1, 0, numbers)?),
+        };
+        let mut vectors = Vec::new();
         for (k, &ids) in self.ids.iter().enumerate() {
             let column = b.slice(x, 1, numbers + k, 1)?;
             let column = b.reshape(column, [n])?;
             let column = b.cast(column, DType::I32)?;
             let embedding = Embedding { rows: ids, width: Categories::vector(ids) };
-            parts.push(embedding.trace(b, &format!("embed{}", k + 1), column)?);
+            vectors.push(embedding.trace(b, &format!("embed{}", k + 1), column)?);
         }
-        b.concat(&parts, 1)
+        Ok((rest, vectors))
     }
 }

@@ -124,7 +124,7 @@ impl Model {
     /// The sizes that [`Model::fit`] can take from the data, as job files name them.
     pub fn sizes_from_data(&self) -> &'static [&'static str] {
         match self {
-            Model::Mlp(_) => &["inputs", "classes"],
+            Model::Mlp(_) | Model::Tabular(_) => &["inputs", "classes"],
             Model::Lenet(_) => &["channels", "image", "classes"],
             Model::Cnn(_) | Model::AlexNet(_) | Model::ResNet(_) => &["channels", "classes"],
             Model::Gpt(_) | Model::Gpt2(_) => &["vocab", "context"],
@@ -180,10 +180,19 @@ impl Model {
                 let width = numel(sample);
                 set("inputs", &mut m.inputs, width, open("inputs"), "numbers a sample")?;
             }
-            (Model::Mlp(m), Sample::Mixed { ids, .. }) => {
-                m.categories = ids.to_vec();
-                set("inputs", &mut m.inputs, numel(sample), open("inputs"), "numbers a sample")?;
+            (
+                Model::Mlp(super::Mlp { inputs, categories, .. })
+                | Model::Tabular(super::Tabular { inputs, categories, .. }),
+                Sample::Mixed { ids, .. },
+            ) => {
+                *categories = ids.to_vec();
+                set("inputs", inputs, numel(sample), open("inputs"), "numbers a sample")?;
             }
+            (Model::Tabular(m), Sample::Row { width }) => {
+                m.categories.clear();
+                set("inputs", &mut m.inputs, width, open("inputs"), "numbers a sample")?;
+            }
+            (Model::Tabular(_), _) => return kind("rows of a table"),
             (Model::Mlp(_), _) => return kind("rows or images"),
             (Model::Lenet(m), Sample::Image { channels, height, width }) => {
                 set("channels", &mut m.channels, channels, open("channels"), "channels")?;
@@ -261,6 +270,7 @@ impl Model {
     fn classes_mut(&mut self) -> Option<&mut usize> {
         match self {
             Model::Mlp(m) => Some(&mut m.classes),
+            Model::Tabular(m) => Some(&mut m.classes),
             Model::Lenet(m) => Some(&mut m.classes),
             Model::Cnn(m) => Some(&mut m.classes),
             Model::AlexNet(m) => Some(&mut m.classes),
@@ -410,7 +420,7 @@ mod tests {
             let (sample, answer) = match &model {
                 Model::Gpt(_) | Model::Gpt2(_) => (TEXT, Answer::NextId),
                 Model::Recurrent(_) | Model::Encoder(_) | Model::Bert(_) => (TEXT, TEN),
-                Model::Mlp(_) => (Sample::Row { width: 30 }, TEN),
+                Model::Mlp(_) | Model::Tabular(_) => (Sample::Row { width: 30 }, TEN),
                 _ => (Sample::Image { channels: 2, height: 64, width: 70 }, TEN),
             };
             let missing = all(&model);

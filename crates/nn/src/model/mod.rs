@@ -16,6 +16,7 @@ mod mlp;
 mod recurrent;
 mod resnet;
 mod stack;
+mod tabular;
 
 #[cfg(test)]
 mod references;
@@ -34,6 +35,7 @@ pub use mlp::Mlp;
 pub use recurrent::RecurrentClassifier;
 pub use resnet::{Depth, ResNet, Stem};
 pub use stack::{Stack, StackInput, StackLayer};
+pub use tabular::Tabular;
 
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Shape, Tensor, TraceErrorKind, Traced};
@@ -45,6 +47,8 @@ use crate::layer::positive;
 pub enum Model {
     /// A multilayer perceptron.
     Mlp(Mlp),
+    /// Residual blocks for rows of a table.
+    Tabular(Tabular),
     /// The LeNet-5 convolutional network.
     Lenet(Lenet),
     /// Convolutions with batch norm.
@@ -115,8 +119,9 @@ pub struct UnknownModel {
 
 impl Model {
     /// The names that [`Model::by_name`] knows.
-    pub const NAMES: [&str; 20] = [
+    pub const NAMES: [&str; 21] = [
         "mlp",
+        "tabular",
         "lenet",
         "cnn",
         "gpt",
@@ -146,6 +151,7 @@ impl Model {
         };
         Ok(match name {
             "mlp" => Model::Mlp(Mlp::default()),
+            "tabular" => Model::Tabular(Tabular::default()),
             "lenet" => Model::Lenet(Lenet::default()),
             "cnn" => Model::Cnn(Cnn::default()),
             "gpt" => Model::Gpt(Gpt::default()),
@@ -173,6 +179,7 @@ impl Model {
     pub fn name(&self) -> &'static str {
         match self {
             Model::Mlp(_) => "mlp",
+            Model::Tabular(_) => "tabular",
             Model::Lenet(_) => "lenet",
             Model::Cnn(_) => "cnn",
             Model::Gpt(_) => "gpt",
@@ -214,6 +221,7 @@ impl Model {
         };
         match self {
             Model::Mlp(m) => numbers([n, m.inputs].into()),
+            Model::Tabular(m) => numbers([n, m.inputs].into()),
             Model::Lenet(m) => image(m.channels, m.image),
             Model::Cnn(m) => image(m.channels, Cnn::IMAGE),
             Model::AlexNet(m) => image(m.channels, AlexNet::IMAGE),
@@ -249,6 +257,7 @@ impl Model {
     pub fn classes(&self) -> usize {
         match self {
             Model::Mlp(m) => m.classes,
+            Model::Tabular(m) => m.classes,
             Model::Lenet(m) => m.classes,
             Model::Cnn(m) => m.classes,
             Model::Gpt(m) => m.vocab,
@@ -266,6 +275,7 @@ impl Model {
     pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
         match self {
             Model::Mlp(m) => m.logits(b, x, training),
+            Model::Tabular(m) => m.logits(b, x, training),
             Model::Lenet(m) => m.logits(b, x, training),
             Model::Cnn(m) => m.logits(b, x, training),
             Model::Gpt(m) => m.logits(b, x, training),

@@ -25,6 +25,7 @@ fn parameters_are_as_many_as_in_pytorch() {
         assert_eq!(graph.param_numel(), want, "{name}");
     };
     check("mlp", 669_706);
+    check("tabular", 150_666);
     check("lenet", 62_006);
     check("cnn", 1_148_874);
     check("gpt", 10_942_464);
@@ -77,6 +78,7 @@ fn the_default_batch_is_what_each_model_was_made_for() {
         assert_eq!((input.shape.dims(), input.dtype), (want, dtype), "{name}");
     };
     check("mlp", &[8, 784], DType::F32);
+    check("tabular", &[8, 16], DType::F32);
     check("lenet", &[8, 3, 32, 32], DType::F32);
     check("cnn", &[8, 3, 32, 32], DType::F32);
     check("alexnet", &[8, 3, 224, 224], DType::F32);
@@ -142,10 +144,32 @@ fn an_unknown_name_is_told_the_known_ones() {
     let error = Model::by_name("vgg").unwrap_err().to_string();
     assert!(
         error.starts_with(
-            "unknown model `vgg`; known are mlp, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18"
+            "unknown model `vgg`; known are mlp, tabular, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18"
         ),
         "{error}"
     );
+}
+
+#[test]
+fn tables_may_have_numbers_or_categories_or_both() {
+    let check = |inputs: usize, categories: &[usize], embed: usize, first: usize| {
+        let categories = categories.to_vec();
+        let model = Model::Tabular(Tabular { inputs, categories, embed, ..Tabular::default() });
+        let graph = model.trace(&TraceOptions::training(4)).unwrap();
+        let weight = graph.params.iter().find(|p| p.name == "first.weight").unwrap();
+        assert_eq!(graph.shape(weight.value).dims(), [128, first]);
+        let vectors = graph.params.iter().any(|p| p.name == "numbers.weight");
+        assert_eq!(vectors, embed > 0 && inputs > model_categories(&model));
+    };
+    fn model_categories(model: &Model) -> usize {
+        if let Model::Tabular(m) = model { m.categories.len() } else { 0 }
+    }
+    check(5, &[], 8, 40);
+    check(5, &[], 0, 5);
+    // Vectors of 13 and of 5: 40 and 7 ids.
+    check(5, &[40, 7], 8, 3 * 8 + 13 + 5);
+    check(2, &[40, 7], 8, 13 + 5);
+    check(1, &[7], 0, 5);
 }
 
 #[test]
@@ -167,6 +191,8 @@ fn dropout_is_off_unless_asked_for() {
     check(Model::Gpt(Gpt { layers: 2, ..Gpt::default() }), 0);
     check(Model::Gpt(Gpt { layers: 2, dropout: 0.1, ..Gpt::default() }), 5);
     check(Model::Mlp(Mlp { dropout: 0.1, ..Mlp::default() }), 2);
+    check(Model::Tabular(Tabular { dropout: 0.0, ..Tabular::default() }), 0);
+    check(Model::Tabular(Tabular::default()), 4);
     check(Model::Cnn(Cnn { dropout: 0.1, ..Cnn::default() }), 1);
     check(Model::Recurrent(RecurrentClassifier { dropout: 0.1, ..RecurrentClassifier::default() }), 1);
 }

@@ -5,7 +5,7 @@ use polyreme_exec::{Engine, Options};
 use polyreme_graph::op::{Cell, Conv};
 use polyreme_graph::{DType, Program, differentiate};
 use polyreme_kernels::optim::{Moments, Optimizer};
-use polyreme_nn::model::{Stack, StackInput, StackLayer};
+use polyreme_nn::model::{Stack, StackInput, StackLayer, Tabular};
 use polyreme_nn::{Model, TraceOptions};
 use serde::Deserialize;
 
@@ -16,6 +16,9 @@ pub(crate) struct Reference {
     input: Vec<usize>,
     input_name: String,
     vocab: u64,
+    /// How many ids each category at the end of a row has.
+    #[serde(default)]
+    ids: Vec<u64>,
     classes: u64,
     pub(crate) optimizer: OptimizerSpec,
     grad_floor: f64,
@@ -200,7 +203,14 @@ pub(crate) fn feed(engine: &mut Engine, want: &Reference) {
             *id = (k("ids", i) % want.vocab) as i32;
         }
     } else {
-        fill(engine.input_f32("x").unwrap(), &want.input_name, [0.0, 1.5]);
+        let x = engine.input_f32("x").unwrap();
+        fill(x, &want.input_name, [0.0, 1.5]);
+        for (c, &ids) in want.ids.iter().enumerate() {
+            let name = format!("ids{}", c + 1);
+            for (i, row) in x.chunks_mut(want.input[1]).enumerate() {
+                row[want.input[1] - want.ids.len() + c] = (k(&name, i) % ids) as f32;
+            }
+        }
     }
     for (i, label) in engine.input_i32("labels").unwrap().iter_mut().enumerate() {
         *label = (k("labels", i) % want.classes) as i32;
@@ -224,6 +234,7 @@ pub(crate) fn model(name: &str, want: &Reference) -> Model {
     let mut model = match name {
         "layers_image" => image_stack(),
         "layers_ids" => ids_stack(),
+        "tabular_mixed" => mixed_rows(want),
         _ => Model::by_name(name).unwrap(),
     };
     match &mut model {
@@ -232,9 +243,23 @@ pub(crate) fn model(name: &str, want: &Reference) -> Model {
             m.dropout = 0.0;
         }
         Model::ResNet(m) => m.classes = want.classes as usize,
+        Model::Tabular(m) => m.dropout = 0.0,
         _ => {}
     }
     model
+}
+
+fn mixed_rows(want: &Reference) -> Model {
+    Model::Tabular(Tabular {
+        inputs: want.input[1],
+        categories: want.ids.iter().map(|&n| n as usize).collect(),
+        embed: 4,
+        width: 32,
+        hidden: 48,
+        layers: 3,
+        classes: want.classes as usize,
+        dropout: 0.0,
+    })
 }
 
 fn activation(name: &str) -> StackLayer {
@@ -311,7 +336,7 @@ macro_rules! references {
 }
 
 references! {
-    mlp lenet cnn gpt alexnet lstm gru bilstm encoder layers_image layers_ids
+    mlp tabular tabular_mixed lenet cnn gpt alexnet lstm gru bilstm encoder layers_image layers_ids
     resnet18 resnet34 resnet50 resnet101
     resnet18_cifar resnet34_cifar resnet50_cifar resnet101_cifar
 }

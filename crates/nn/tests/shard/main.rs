@@ -12,7 +12,9 @@ mod run;
 
 use polyreme_graph::op::Cell;
 use polyreme_graph::{DType, Moments, Optimizer, Precision};
-use polyreme_nn::model::{Cnn, EncoderClassifier, Gpt, Mlp, Model, RecurrentClassifier, TraceOptions};
+use polyreme_nn::model::{
+    Cnn, EncoderClassifier, Gpt, Mlp, Model, RecurrentClassifier, Tabular, TraceOptions,
+};
 
 use polyreme_parallel::pipeline::PipelineKind;
 
@@ -61,6 +63,18 @@ fn an_mlp_is_sharded() {
     for data in [2, 3, 4] {
         check(&ShardCase { data, ..mlp.clone() }, 1e-5);
         check(&ShardCase { data, accumulate: 3, optimizer: ADAMW, clip: Some(0.1), ..mlp.clone() }, 1e-5);
+    }
+}
+
+#[test]
+fn residual_blocks_of_tables_are_sharded() {
+    let (inputs, embed, width, hidden, layers, classes) = (12, 6, 24, 48, 2, 12);
+    let model =
+        Tabular { inputs, categories: Vec::new(), embed, width, hidden, layers, classes, dropout: 0.3 };
+    let options = TraceOptions::training(36);
+    let tabular = ShardCase { sharded_min: 0.75, options, ..case("tabular", Model::Tabular(model)) };
+    for data in [2, 3] {
+        check(&ShardCase { data, accumulate: 3, optimizer: ADAMW, clip: Some(0.1), ..tabular.clone() }, 1e-5);
     }
 }
 

@@ -70,4 +70,4 @@ macro_rules! nets {
     };
 }
 
-nets! { mlp lenet cnn resnet18 lstm bigru encoder gpt tied skips shared_gradients }
+nets! { mlp tabular lenet cnn resnet18 lstm bigru encoder gpt tied skips shared_gradients }

@@ -2,7 +2,9 @@
 
 use polyreme_graph::op::{Cell, CrossEntropy};
 use polyreme_graph::{Builder, DType, Graph, Init, Tensor, Traced, differentiate};
-use polyreme_nn::model::{Cnn, EncoderClassifier, Gpt, Lenet, Mlp, RecurrentClassifier, ResNet, Stem};
+use polyreme_nn::model::{
+    Cnn, EncoderClassifier, Gpt, Lenet, Mlp, RecurrentClassifier, ResNet, Stem, Tabular,
+};
 use polyreme_nn::{Model, TraceOptions};
 
 fn step(model: Model, options: TraceOptions) -> Graph {
@@ -16,6 +18,10 @@ fn images(n: usize, side: usize) -> TraceOptions {
 
 pub(crate) fn mlp() -> Graph {
     step(Model::Mlp(Mlp::default()), TraceOptions::training(3))
+}
+
+pub(crate) fn tabular() -> Graph {
+    step(Model::Tabular(Tabular { layers: 3, ..Tabular::default() }), TraceOptions::training(3))
 }
 
 pub(crate) fn lenet() -> Graph {

@@ -13,7 +13,7 @@ use polyreme_graph::{
     Axis, Body, Builder, DType, Graph, Microbatch, Optimizer, Part, Precision, Shape, differentiate,
 };
 use polyreme_nn::model::{
-    Cnn, Depth, EncoderClassifier, Gpt, Mlp, Model, RecurrentClassifier, ResNet, Stem, TraceOptions,
+    Cnn, Depth, EncoderClassifier, Gpt, Mlp, Model, RecurrentClassifier, ResNet, Stem, Tabular, TraceOptions,
 };
 use polyreme_parallel::{Mesh, Plan, StepShape, Training, compile, schedule};
 
@@ -247,6 +247,16 @@ fn an_mlp_is_split() {
             dropout,
         };
         check(&case("mlp", Model::Mlp(model), 8), &[2, 4], 1e-5, 1.3);
+    }
+}
+
+#[test]
+fn residual_blocks_of_tables_are_split() {
+    for dropout in [0.0, 0.3] {
+        let (inputs, embed, width, hidden, layers, classes) = (12, 4, 32, 64, 2, 8);
+        let categories = Vec::new();
+        let model = Tabular { inputs, categories, embed, width, hidden, layers, classes, dropout };
+        check(&case("tabular", Model::Tabular(model), 8), &[2, 4], 1e-5, 1.4);
     }
 }
 

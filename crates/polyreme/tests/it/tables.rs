@@ -115,6 +115,21 @@ fn a_table_as_it_is_is_trained_on_and_used() {
     }
 }
 
+/// The same table, by residual blocks with a vector for each number.
+#[test]
+fn tabular_learns_a_table_as_it_is() {
+    let folder = with_houses();
+    let folder = folder.path();
+    let job = JOB.replace("kind = 'mlp'\nhidden = [16]", "kind = 'tabular'\nwidth = 32\nhidden = 64");
+    write(folder, "job.toml", &job.replace("epochs = 30", "epochs = 10").replace("lr = 0.02", "lr = 0.005"));
+    let summary = json(folder, &["train", "job.toml", "--json"]).pop().unwrap();
+    assert!(summary["metrics"]["val_accuracy"].as_f64().unwrap() > 0.95, "{summary}");
+    write(folder, "new.csv", "kind,town,built,garden,area\nbarn,town 2,1980-01-15,yes,70\nflat,town 3,,,\n");
+    let lines = json(folder, &["predict", "runs/job", "new.csv", "--json"]);
+    let said: Vec<_> = lines.iter().map(|line| line["labels"][0]["label"].as_str().unwrap()).collect();
+    assert_eq!(said, ["sold", "left"]);
+}
+
 /// Embeddings on ranks: split over tensor ranks and over the data, in bf16, and in a run that goes on.
 #[test]
 fn categories_are_learnt_on_ranks_as_on_one() {

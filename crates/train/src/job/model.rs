@@ -26,6 +26,8 @@ pub(super) const SIDE_MAX: u64 = 1 << 12;
 pub(super) const CONTEXT_MAX: u64 = 1 << 16;
 /// Layers of a model that has a number of them.
 const LAYERS_MAX: u64 = 1 << 10;
+/// The vector of a number.
+const EMBED_MAX: u64 = 1 << 10;
 /// Types of tokens.
 const TYPES_MAX: u64 = 1 << 10;
 /// Numbers in a row.
@@ -67,6 +69,8 @@ fn kinds() -> Vec<Kind<ModelSpec>> {
     kinds! {
         /// linear layers with an activation between them, on rows or flattened images
         "mlp" => named;
+        /// residual blocks on rows of a table, with a learnt vector for each number
+        "tabular" => named;
         /// LeNet-5
         "lenet" => named;
         /// pairs of 3x3 convolutions with batch norm
@@ -124,18 +128,20 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// low-rank factors beside frozen weights; only they are learnt, exchanged, and saved in checkpoints
         lora: maybe(table()) => |s| Some(&mut s.lora);
         /// how many layers
-        layers: n_layers() => field!(layers of Gpt | Gpt2 | Bert | Recurrent | Encoder);
+        layers: n_layers() => field!(layers of Tabular | Gpt | Gpt2 | Bert | Recurrent | Encoder);
         /// the layers, see below
         layers: layers(true) => listed_of, take_listed;
             only is_list; needed "write layers = [{ kind = \"linear\", outputs = 64 }, \"relu\", \"linear\"]";
         /// the input, for rows and images
         input: input() => |s| stack(s).map(|m| &mut m.input); or "from the data";
         /// the width of the input
-        inputs: whole(1..=INPUTS_MAX) => field!(inputs of Mlp); or "from the data";
+        inputs: whole(1..=INPUTS_MAX) => field!(inputs of Mlp | Tabular); or "from the data";
         /// the widths of the hidden layers
         hidden: widths(WIDTH_MAX) => field!(hidden of Mlp);
         /// the width of the state
         hidden: channels() => field!(hidden of Recurrent);
+        /// the width between the two linear layers of each block
+        hidden: channels() => field!(hidden of Tabular);
         /// the width between the two linear layers of each encoder layer
         hidden: channels() => field!(hidden of Bert | Encoder);
         /// the activation between layers
@@ -146,6 +152,10 @@ fn keys() -> Vec<Key<ModelSpec>> {
         image: pair(1..=SIDE_MAX) => field!(image of Lenet); or "from the data";
         /// the channels of each pair of convolutions
         widths: widths(CHANNELS_MAX) => field!(widths of Cnn);
+        /// the width of each block
+        width: channels() => field!(width of Tabular);
+        /// the length of each number's vector; 0: numbers are taken as they are
+        embed: whole(0..=EMBED_MAX) => field!(embed of Tabular);
         /// the length of each token's vector
         width: channels() => field!(width of Gpt | Gpt2 | Bert | Recurrent | Encoder);
         /// attention heads; must divide `width`
@@ -162,7 +172,7 @@ fn keys() -> Vec<Key<ModelSpec>> {
         context: whole(1..=CONTEXT_MAX) => |s| ids(s).map(|(_, context)| context), |s, n| set_ids(s, None, Some(n));
             only is_list; or "from the data, or else 256";
         /// the share dropped in training
-        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Cnn | Gpt | Gpt2 | Bert | AlexNet | Recurrent | Encoder);
+        dropout: single(Bounds::BELOW_1) => field!(dropout of Mlp | Tabular | Cnn | Gpt | Gpt2 | Bert | AlexNet | Recurrent | Encoder);
         /// what is added to the variance in layer norms
         eps: single(Bounds::POSITIVE) => field!(eps of Gpt2 | Bert);
         /// how many types of tokens there are: two tell the texts of a pair apart
@@ -172,7 +182,7 @@ fn keys() -> Vec<Key<ModelSpec>> {
         /// whether the last layer is the table of token vectors
         tied: flag() => field!(tied of Gpt2);
         /// how many classes; if given, the labels of a table are taken as classes however many there are
-        classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Lenet | Cnn | Bert | AlexNet | ResNet | Recurrent | Encoder);
+        classes: whole(1..=WIDTH_MAX) => field!(classes of Mlp | Tabular | Lenet | Cnn | Bert | AlexNet | ResNet | Recurrent | Encoder);
             or "from the data";
         /// how many classes: the outputs of the last layer, if that leaves them open
         classes: whole(1..=WIDTH_MAX) => |_| None, |s, n| if let Some(m) = stack(s) { m.set_classes(n) };

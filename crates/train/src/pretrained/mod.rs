@@ -43,6 +43,7 @@ impl Family {
             Model::Gpt2(_) => Some(Family::Gpt2),
             Model::Bert(_) => Some(Family::Bert),
             Model::Mlp(_)
+            | Model::Tabular(_)
             | Model::Lenet(_)
             | Model::Cnn(_)
             | Model::Gpt(_)

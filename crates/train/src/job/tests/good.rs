@@ -37,6 +37,12 @@ fn every_model_has_its_sizes() {
         &[],
     );
     check(
+        "kind = \"tabular\"\nwidth = 64\nhidden = 96\nlayers = 3\nembed = 0\ndropout = 0\ninputs = 9",
+        "Tabular(Tabular { inputs: 9, categories: [], embed: 0, width: 64, hidden: 96, layers: 3, classes: 10, \
+         dropout: 0.0 })",
+        &["classes"],
+    );
+    check(
         "kind = \"lenet\"\nimage = 28\nchannels = 1",
         "Lenet(Lenet { channels: 1, image: (28, 28), classes: 10 })",
         &["classes"],
