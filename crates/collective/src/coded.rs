@@ -21,6 +21,9 @@
 //! is not counted, and a run goes on from a checkpoint, which has residuals of its own.
 
 mod low_rank;
+mod trial;
+
+pub use trial::{TRIAL_BYTES, sum_seconds};
 
 use polyreme_kernels::codec::{CodedLayout, SumLayout};
 use polyreme_net::Report;

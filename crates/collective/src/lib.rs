@@ -34,6 +34,7 @@ pub mod split;
 pub mod work;
 
 pub use buffer::Buffer;
+pub use coded::{TRIAL_BYTES, sum_seconds};
 pub use comm::Comm;
 pub use element::{Bool, DType, Element, Reduce};
 pub use links::Linked;

@@ -7,7 +7,7 @@ use super::declare::{field, keys, kinds, section};
 use super::section::Section;
 use super::spec::{ParallelSpec, TrainSpec, Transport};
 use super::train::COUNT_MAX;
-use super::types::{real, whole};
+use super::types::{flag, real, whole};
 
 /// Factors of more columns than this are no shorter than the matrices that they stand for.
 pub(super) const RANK_MAX: u64 = 1 << 10;
@@ -21,6 +21,8 @@ pub struct WireSpec {
     pub kind: WireKind,
     /// The first step, counted from 0, in which they travel so; before it they travel as they are.
     pub start: u64,
+    /// Whether they travel so even where that gains nothing.
+    pub force: bool,
 }
 
 /// Formats of gradients on the wire.
@@ -47,12 +49,14 @@ pub enum WireKind {
         /// Columns of the factors.
         rank: usize,
     },
+    /// The fastest of f32, bf16 and int8, as measured when the run begins.
+    Auto,
 }
 
 impl WireSpec {
     /// A format from the first step on.
     pub fn of(kind: WireKind) -> WireSpec {
-        WireSpec { kind, start: 0 }
+        WireSpec { kind, start: 0, force: false }
     }
 
     /// Its name in job files.
@@ -65,18 +69,24 @@ impl WireSpec {
             WireKind::TopK { .. } => "topk",
             WireKind::OneBit => "onebit",
             WireKind::PowerSgd { .. } => "powersgd",
+            WireKind::Auto => "auto",
         }
     }
 
-    /// Whether gradients travel in another format than their own.
+    /// Whether gradients travel in another format than their own, or may.
     pub fn is_coded(&self) -> bool {
         self.kind != WireKind::F32
     }
 
-    /// What codes them, if anything does.
+    /// Whether a format that loses something is named.
+    fn is_given(&self) -> bool {
+        self.is_coded() && self.kind != WireKind::Auto
+    }
+
+    /// What codes them, if that is known and anything does.
     pub fn codec(&self) -> Option<WireCodec> {
         Some(match self.kind {
-            WireKind::F32 => return None,
+            WireKind::F32 | WireKind::Auto => return None,
             WireKind::Bf16 => WireCodec::Blocks(BlockCodec::Bf16),
             WireKind::F16 => WireCodec::Blocks(BlockCodec::F16),
             WireKind::Int8 => WireCodec::Blocks(BlockCodec::Int8),
@@ -101,12 +111,13 @@ section! { WireSpec => {
         "int8" => |_| WireSpec::of(WireKind::Int8);
         /// the largest numbers exactly, a share of all, with their places: 1.5 times the share of the bytes
         "topk" => |_| WireSpec::of(WireKind::TopK { share: 0.01 });
-        /// a 28th of the bytes: signs, and a scale for each 256. For `sgd`; and for `adam` and `adamw`, whose mean squares stay as they are from `start`
-        /// on (1-bit Adam of Tang et al. 2021)
+        /// a 28th of the bytes: signs, and a scale for each 256; for `sgd` only
         "onebit" => |_| WireSpec::of(WireKind::OneBit);
         /// matrices as products of `rank` columns and rows, which follow the gradients from step to step (PowerSGD of Vogels et al. 2019); other
         /// tensors as they are
         "powersgd" => |_| WireSpec::of(WireKind::PowerSgd { rank: 2 });
+        /// the fastest of f32, bf16 and int8 between these ranks, as measured when the run begins
+        "auto" => |_| WireSpec::of(WireKind::Auto);
     };
     let keys = keys! { WireSpec;
         /// the share of the numbers that is sent
@@ -114,7 +125,9 @@ section! { WireSpec => {
         /// columns of the factors
         rank: whole(1..=RANK_MAX) => field!(WireKind::{PowerSgd}.rank in kind);
         /// the first step in which gradients travel so, counted from 0; before it they travel as they are
-        start: whole(0..=COUNT_MAX) => |s| s.is_coded().then_some(&mut s.start);
+        start: whole(0..=COUNT_MAX) => |s| s.is_given().then_some(&mut s.start);
+        /// gradients travel so even where sums of them take longer than as f32, which is measured when the run begins; without it such a run is refused
+        force: flag() => |s| s.is_given().then_some(&mut s.force);
     };
     let such_as = "a format's name, or a table such as { kind = \"powersgd\", rank = 2 }";
     Section::of_kinds("parallel.wire", such_as, kinds, WireSpec::name, keys).short()
@@ -133,7 +146,9 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
         refuse(why.into(), "leave one of them out");
     }
     if let Transport::Local | Transport::Shm = spec.transport {
-        refuse(in_memory(), "leave `wire` out, or write transport = \"tcp\"");
+        if spec.wire.is_given() {
+            refuse(in_memory(), "leave `wire` out, or write transport = \"tcp\"");
+        }
     }
     for key in spec.splits() {
         let why =
@@ -151,27 +166,14 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     if spec.wire.kind != WireKind::OneBit {
         return;
     }
-    let name = train.optimizer.kind();
-    match train.optimizer.rule {
-        Optimizer::Sgd { .. } => {}
-        Optimizer::Adam(_) | Optimizer::AdamW(_) if spec.wire.start > 0 => {}
-        Optimizer::Adam(_) | Optimizer::AdamW(_) => {
-            let message = format!(
-                "`parallel.wire = \"onebit\"` with the optimizer \"{name}\" needs some steps before it, in which mean squares are learnt"
-            );
-            c.fault(
-                "wire",
-                message,
-                "write wire = { kind = \"onebit\", start = 100 }, with a tenth or more of the run's steps",
-            );
-        }
-        Optimizer::Lamb(_) | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => {
-            let message = format!(
-                "`parallel.wire = \"onebit\"` does not work with the optimizer \"{name}\": signs of gradients say nothing of their sizes, which it needs"
-            );
-            c.fault("wire", message, "choose sgd, adam or adamw, or wire = \"int8\"");
-        }
+    if let Optimizer::Sgd { .. } = train.optimizer.rule {
+        return;
     }
+    let message = format!(
+        "`parallel.wire = \"onebit\"` does not work with the optimizer \"{}\": signs of gradients say nothing of their sizes, which it needs",
+        train.optimizer.kind()
+    );
+    c.fault("wire", message, "choose sgd, or wire = \"int8\"");
 }
 
 /// Why ranks that share memory have no format on the wire.

@@ -39,6 +39,7 @@ mod step;
 mod train;
 mod trial_run;
 mod tuned;
+mod wire_trial;
 
 #[cfg(test)]
 mod tests;

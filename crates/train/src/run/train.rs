@@ -127,7 +127,7 @@ impl Run {
     ) -> Result<Run, TrainError> {
         let (what, op) = ("its job or its data are not those of rank 0; give all the same", "comparing jobs");
         talk::agree(&mut comm, op, &prepared.fingerprint(), what)?;
-        let prepared = prepared.decided(&mut comm)?;
+        let prepared = prepared.decided(&mut comm)?.with_wire(&mut comm)?;
         let before = resumed.filter(|_| comm.rank() == 0).map(Progress::of).transpose()?;
         let before = before.map_or(Vec::new(), |progress| progress.cuts);
         let prepared = prepared.with_cuts(&mut comm, &before, local)?;

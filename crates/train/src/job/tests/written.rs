@@ -423,7 +423,8 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 WireKind::PowerSgd { rank: 3 },
             ];
             let kind = kinds[threads.unwrap_or(0) % kinds.len()];
-            let wire = WireSpec { start: if kind == WireKind::F32 { 0 } else { 7 }, kind };
+            let given = kind != WireKind::F32;
+            let wire = WireSpec { kind, start: if given { 7 } else { 0 }, force: given };
             ParallelSpec {
                 open: OpenKeys::default(),
                 ranks,
