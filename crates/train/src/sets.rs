@@ -11,7 +11,7 @@ use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::{files, files_of};
 use polyreme_data::table::schema::like_an_id;
-use polyreme_data::table::{Columns, Table, TableFormat, TableOptions, TableSchema};
+use polyreme_data::table::{Columns, FileColumn, Table, TableFormat, TableOptions, TableSchema};
 use polyreme_data::{
     DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
@@ -19,7 +19,7 @@ use polyreme_exec::Isa;
 
 use crate::error::TrainError;
 use crate::fingerprint::{IMAGES, Origin};
-use crate::job::{Job, Source};
+use crate::job::{ImageTable, Job, Source};
 use crate::preparation::Preparation;
 use crate::texts;
 
@@ -230,7 +230,11 @@ fn open_source(
                 paths.into_iter().chain(test_paths.into_iter().flatten()).chain(tokenizer).collect(),
             )
         }
-        Source::Images { path, size, grey } => {
+        Source::Images { path, size, grey, table: ImageTable { labels: Some(labels), .. } } => {
+            let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES, isa };
+            listed_images(job, path, labels, &options, trained)?
+        }
+        Source::Images { path, size, grey, table: ImageTable { labels: None, .. } } => {
             let found = images::find(path)?;
             let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES, isa };
             let mut train = Images::open(&found.train, &options)?;
@@ -289,6 +293,58 @@ fn open_source(
             both(Arc::new(train.with_isa(isa)), Some(Arc::new(test.with_isa(isa))))
         }
         Source::Given => return Err(TrainError::NoData),
+    })
+}
+
+/// Images whose labels are in a table, and the test set that has another one.
+fn listed_images(
+    job: &Job,
+    folder: &PathBuf,
+    labels: &Path,
+    options: &ImageOptions,
+    trained: Option<&Preparation>,
+) -> Result<Sets, TrainError> {
+    let Source::Images { table, .. } = &job.data.source else { return Err(TrainError::NoData) };
+    let read = |path: &Path| -> Result<TableOptions, DataError> {
+        Ok(TableOptions {
+            labels: table.label.clone(),
+            kind: job.train.loss.labels(),
+            surely_classes: !job.model.from_data.iter().any(|size| size == "classes"),
+            ..label_options(path, &table.image)?
+        })
+    };
+    let like = |path: &Path, target: &Target| Table::open_as(path, &read(path)?, target);
+    let own = match trained {
+        None => Table::open(labels, &read(labels)?)?,
+        Some(trained) => like(labels, &trained.spec(Layout::Planes).target)?,
+    };
+    let target = own.spec().target.clone();
+    let train = Images::open_listed(folder, own, options)?;
+    // The test images must come out as large as the training images did.
+    let size = match train.spec().features {
+        Features::Image { height, width, .. } => Some((height, width)),
+        _ => options.size,
+    };
+    let options = ImageOptions { size, ..options.clone() };
+    let open = |path: &PathBuf| Images::open_listed(folder, like(path, &target)?, &options);
+    let test = table.test.as_ref().map(open).transpose()?;
+    let mut origin = origin_of_images(&[(folder, Some(&train)), (folder, test.as_ref())]);
+    origin.files.extend([Some(labels.to_path_buf()), table.test.clone()].into_iter().flatten());
+    Ok(Sets { test: test.map(shared), origin, ..Sets::new(Arc::new(train)) })
+}
+
+/// How a table that names images is read, by the ending of its name; `image` is the column with the names.
+pub fn label_options(path: &Path, image: &Option<String>) -> Result<TableOptions, DataError> {
+    let Some(format) = TableFormat::of(path) else {
+        let why = format!("{}: a table of labels is called .csv, .tsv or .jsonl; rename it", path.display());
+        return Err(DataError::Setting { why });
+    };
+    let is_tsv = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("tsv"));
+    Ok(TableOptions {
+        format,
+        delimiter: if is_tsv { b'\t' } else { b',' },
+        files: Some(FileColumn { name: image.clone() }),
+        ..TableOptions::default()
     })
 }
 

@@ -1,4 +1,5 @@
-//! Image folders: a folder per class with PNG and JPEG files in it, as torchvision's `ImageFolder` reads it. Files are
+//! Images: a folder per class with PNG and JPEG files in it, as torchvision's `ImageFolder` reads it, or files that a table names beside
+//! their labels (`listed`). Files are
 //! decoded when a sample is fetched, and decoded images are cached up to a limit, so that later epochs read
 //! memory.
 //!
@@ -9,6 +10,7 @@ mod decode;
 mod folder;
 mod jpeg;
 mod kept;
+mod listed;
 mod resize;
 
 use std::fs::{self, File};
@@ -20,10 +22,12 @@ use polyreme_kernels::Isa;
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Spec, Target};
+use crate::table::Table;
 use decode::SIDE_MAX;
 pub(crate) use decode::{Flaw, starts_as_image};
 pub use folder::{FoundImages, find};
 pub(crate) use kept::KeptImages;
+pub use listed::listed;
 pub(crate) use resize::ImageSize;
 use resize::{CoverCrop, Pixels, ResizePart};
 
@@ -50,52 +54,80 @@ impl Default for ImageOptions {
     }
 }
 
-/// An image folder: images with labels.
+/// Images with labels.
 #[derive(Debug)]
 pub struct Images {
     spec: Spec,
     how: SampleFormat,
     files: Vec<PathBuf>,
-    labels: Vec<u32>,
+    labels: ImageLabels,
     kept: KeptImages,
+}
+
+/// What the labels of images are.
+#[derive(Debug)]
+enum ImageLabels {
+    /// The class of each: the folder that it is in.
+    Folders(Vec<u32>),
+    /// Those of a table with a row for each.
+    Table(Table),
 }
 
 impl Images {
     /// Opens the folder of a set. Only names are read, and the first image where `size` is to be found.
     pub fn open(folder: &Path, options: &ImageOptions) -> Result<Images, DataError> {
         let listing = folder::list(folder)?;
+        let target = Target::Class { classes: listing.classes.len(), names: listing.classes };
+        Images::of(listing.files, ImageLabels::Folders(listing.labels), target, options)
+    }
+
+    /// Opens the images in `folder` that a table names. All must be there.
+    pub fn open_listed(folder: &Path, table: Table, options: &ImageOptions) -> Result<Images, DataError> {
+        let files = listed(folder, &table)?;
+        let target = table.spec().target.clone();
+        Images::of(files, ImageLabels::Table(table), target, options)
+    }
+
+    fn of(
+        files: Vec<PathBuf>,
+        labels: ImageLabels,
+        target: Target,
+        options: &ImageOptions,
+    ) -> Result<Images, DataError> {
         let first = || {
             let mut content = Vec::new();
-            read(&listing.files[0], &mut content)?;
-            size_of(&content, options).map_err(|flaw| flaw.of(&listing.files[0]))
+            read(&files[0], &mut content)?;
+            size_of(&content, options).map_err(|flaw| flaw.of(&files[0]))
         };
         let how = SampleFormat::new(options, first)?;
-        let target = Target::Class { classes: listing.classes.len(), names: listing.classes };
         Ok(Images {
             spec: Spec { features: how.features(), target },
             how,
-            kept: KeptImages::new(listing.files.len(), options.cache_bytes),
-            files: listing.files,
-            labels: listing.labels,
+            kept: KeptImages::new(files.len(), options.cache_bytes),
+            files,
+            labels,
         })
     }
 
     /// The same with the classes of another set, by name, so that a test set has those of its training set. It need not
     /// have samples of all.
     pub fn with_classes(mut self, names: &[String]) -> Result<Images, DataError> {
-        let Target::Class { names: own, .. } = &self.spec.target else {
-            unreachable!("images have classes");
+        let (Target::Class { names: own, .. }, ImageLabels::Folders(labels)) =
+            (&self.spec.target, &mut self.labels)
+        else {
+            let why = "labels of a table have the classes that it was opened with".into();
+            return Err(DataError::Setting { why });
         };
         let mut class_of = Vec::with_capacity(own.len());
         for (class, name) in own.iter().enumerate() {
             let Some(found) = names.iter().position(|n| n == name) else {
-                let first = self.labels.iter().position(|&l| l as usize == class).unwrap_or(0);
+                let first = labels.iter().position(|&l| l as usize == class).unwrap_or(0);
                 let why = format!("class {name:?} is not among the {} of the training set", names.len());
                 return Err(DataError::corrupt(&self.files[first], 0, why));
             };
             class_of.push(found as u32);
         }
-        self.labels.iter_mut().for_each(|l| *l = class_of[*l as usize]);
+        labels.iter_mut().for_each(|l| *l = class_of[*l as usize]);
         self.spec.target = Target::Class { classes: names.len(), names: names.to_vec() };
         Ok(self)
     }
@@ -116,7 +148,10 @@ impl Dataset for Images {
     }
 
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
-        let label = Label::Class(self.labels[idx] as usize);
+        let label = match &self.labels {
+            ImageLabels::Folders(labels) => Label::Class(labels[idx] as usize),
+            ImageLabels::Table(table) => table.label(idx),
+        };
         let pixels = match self.kept.get(idx) {
             Some(kept) => kept,
             None => {
@@ -133,7 +168,10 @@ impl Dataset for Images {
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
-        Ok(Some(self.labels[idx] as usize))
+        match &self.labels {
+            ImageLabels::Folders(labels) => Ok(Some(labels[idx] as usize)),
+            ImageLabels::Table(table) => table.class(idx),
+        }
     }
 }
 
@@ -305,5 +343,7 @@ fn read(path: &Path, content: &mut Vec<u8>) -> Result<(), DataError> {
 
 #[cfg(test)]
 mod fuzz;
+#[cfg(test)]
+mod listed_tests;
 #[cfg(test)]
 mod tests;

@@ -35,12 +35,12 @@ fn png(height: usize, width: usize, colour: ColorType, depth: BitDepth, data: &[
 }
 
 /// An RGB image whose bytes count up from `first`.
-fn counting(height: usize, width: usize, first: u8) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn counting(height: usize, width: usize, first: u8) -> (Vec<u8>, Vec<u8>) {
     let data: Vec<u8> = (0..3 * height * width).map(|i| first.wrapping_add(i as u8)).collect();
     (png(height, width, ColorType::Rgb, BitDepth::Eight, &data), data)
 }
 
-fn folder(files: &[(&str, Vec<u8>)]) -> TempDir {
+pub(super) fn folder(files: &[(&str, Vec<u8>)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, content) in files {
         let path = folder.path().join(name);

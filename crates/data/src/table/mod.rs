@@ -18,6 +18,7 @@ mod encode;
 mod fields;
 mod labels;
 mod lines;
+mod listed;
 mod number;
 #[cfg_attr(not(feature = "parquet"), path = "no_parquet.rs")]
 mod parquet;
@@ -43,6 +44,7 @@ use encode::RowEncoder;
 pub(crate) use fields::Fields;
 use labels::ReadLabels;
 pub use lines::TableFormat;
+pub use listed::{FileColumn, ListedFile};
 use parts::SameColumns;
 pub use schema::TableSchema;
 use stored::{Indexed, StoredRows};
@@ -76,6 +78,8 @@ pub struct TableOptions {
     pub schema: Option<Arc<TableSchema>>,
     /// Columns that are texts: they are the features then, and no other column is.
     pub texts: Option<TextColumns>,
+    /// The column that names files: it takes the place of features then.
+    pub files: Option<FileColumn>,
     /// Whether rows stay in their files, which may be larger than memory, and are read where they lie.
     pub stored: bool,
 }
@@ -93,6 +97,7 @@ impl Default for TableOptions {
             choice: ColumnChoice::default(),
             schema: None,
             texts: None,
+            files: None,
             stored: false,
         }
     }
@@ -115,6 +120,8 @@ pub struct Table {
     schema: Option<Arc<TableSchema>>,
     /// The tokens of its texts, if its features are texts.
     texts: Option<TokenRows>,
+    /// The files that its rows name, if it is a table of files.
+    files: Vec<ListedFile>,
     /// The rows, if they stay in their file; `values` is then empty.
     stored: Option<StoredRows>,
 }
@@ -127,6 +134,8 @@ enum FeatureReader<'a> {
     Encoded(RowEncoder),
     /// As texts.
     Texts(&'a TextColumns, Vec<usize>, TokenRows),
+    /// As the name of a file.
+    Files(usize, Vec<ListedFile>),
 }
 
 /// Why a table was not read.
@@ -255,7 +264,7 @@ impl Table {
         }
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
-        if options.schema.is_some() || options.texts.is_some() {
+        if options.schema.is_some() || options.texts.is_some() || options.files.is_some() {
             let labels = heading.known_labels(&text);
             return Ok(Table::read(&text, &heading, &labels, false)?);
         }
@@ -377,23 +386,28 @@ impl Table {
     /// Reads all rows; `fields` are columns that are no features, and are kept if `labelled`.
     fn read(text: &Text, heading: &Heading, fields: &[usize], labelled: bool) -> Result<Table, Unread> {
         let schema = text.schema().cloned();
-        let mut features = match (text.texts(), &schema) {
-            (Some(columns), _) => {
+        let mut features = match (text.files(), text.texts(), &schema) {
+            (Some(column), _, _) => FeatureReader::Files(column.field(text, heading, fields)?, Vec::new()),
+            (None, Some(columns), _) => {
                 let places = columns.fields(text, heading, fields)?;
                 FeatureReader::Texts(columns, places, TokenRows::default())
             }
-            (None, None) => FeatureReader::Numbers(heading.features(text, fields)?),
-            (None, Some(schema)) => {
+            (None, None, None) => FeatureReader::Numbers(heading.features(text, fields)?),
+            (None, None, Some(schema)) => {
                 let names = if heading.is_named() { heading.names.as_slice() } else { &[] };
                 let places = schema.find(names, heading.width).map_err(|why| text.error(0, 0, &why))?;
                 FeatureReader::Encoded(RowEncoder::new(schema, &places))
             }
         };
         let mut counts = match &features {
-            FeatureReader::Numbers(_) | FeatureReader::Texts(..) => Vec::new(),
+            FeatureReader::Numbers(_) | FeatureReader::Texts(..) | FeatureReader::Files(..) => Vec::new(),
             FeatureReader::Encoded(encoder) => encoder.counts(),
         };
-        let choice = schema.as_ref().map(|schema| schema.choice());
+        let choice = match (&schema, text.files()) {
+            (Some(schema), _) => Some(schema.choice()),
+            (None, Some(_)) => Some(text.choice().clone()),
+            (None, None) => None,
+        };
         let mut labels = ReadLabels::new(heading, fields, labelled.then_some(text.kind()), choice);
         let (mut values, mut not_numbers) = (Vec::new(), false);
         let outcome = text.rows(heading, |row| {
@@ -413,6 +427,7 @@ impl Table {
                     return rows.push_words(columns, row, places[0], tags.as_deref());
                 }
                 FeatureReader::Texts(columns, places, rows) => rows.push(columns, row, places)?,
+                FeatureReader::Files(field, files) => files.push(ListedFile::of(row, *field)?),
             }
             labels.row(row)
         });
@@ -437,13 +452,20 @@ impl Table {
                 columns.features = places.iter().copied().filter_map(name).collect();
                 rows.features(texts)
             }
+            (FeatureReader::Files(field, files), _) => {
+                columns.features = name(*field).into_iter().collect();
+                // What is in the files is not known here: a row is one number, of no meaning.
+                values = vec![0.0; files.len()];
+                Features::Row { width: 1 }
+            }
             (FeatureReader::Encoded(_), None) => unreachable!("only a schema encodes"),
         };
-        let texts = match features {
-            FeatureReader::Texts(_, _, rows) => Some(rows),
-            FeatureReader::Numbers(_) | FeatureReader::Encoded(_) => None,
+        let (texts, files) = match features {
+            FeatureReader::Texts(_, _, rows) => (Some(rows), Vec::new()),
+            FeatureReader::Files(_, files) => (None, files),
+            FeatureReader::Numbers(_) | FeatureReader::Encoded(_) => (None, Vec::new()),
         };
-        Ok(Table { values, texts, ..Table::of(text, columns, shape, labels, labelled) })
+        Ok(Table { values, texts, files, ..Table::of(text, columns, shape, labels, labelled) })
     }
 
     /// Goes through a table whose rows stay in their file.
@@ -493,7 +515,14 @@ impl Table {
             schema,
             stored: None,
             texts: None,
+            files: Vec::new(),
         }
+    }
+
+    /// The class of a row, if it has one.
+    fn class_of_row(&self, idx: usize) -> Option<usize> {
+        let class = || self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize);
+        matches!(self.spec.target, Target::Class { .. }).then(class)
     }
 
     /// Adds the fields of a row that are numbers to `values`.
@@ -668,14 +697,7 @@ impl Dataset for Table {
             }
             (None, None) => Values::F32(&self.values[idx * self.width()..][..self.width()]),
         };
-        let label = match self.class(idx)? {
-            Some(class) => Label::Class(class),
-            None => {
-                let n = self.spec.n_labels();
-                Label::Values(&self.targets[idx * n..][..n])
-            }
-        };
-        Ok(Fetched { values, label })
+        Ok(Fetched { values, label: self.label(idx) })
     }
 
     fn intact(&self) -> Result<(), DataError> {
@@ -683,8 +705,7 @@ impl Dataset for Table {
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
-        let class = || self.labels.get(idx).map_or(0, |&l| self.class_of[l as usize] as usize);
-        Ok(matches!(self.spec.target, Target::Class { .. }).then(class))
+        Ok(self.class_of_row(idx))
     }
 }
 

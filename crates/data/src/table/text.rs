@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::fields::{Fields, QuoteFault, closing_quote, unquoted_end};
 use super::number;
-use super::{ColumnChoice, TableFormat, TableOptions, TableSchema, TextColumns};
+use super::{ColumnChoice, FileColumn, TableFormat, TableOptions, TableSchema, TextColumns};
 use crate::classes::LabelPlace;
 use crate::error::DataError;
 use crate::map::{self, Bytes};
@@ -144,6 +144,11 @@ impl Text {
         self.options.texts.as_ref()
     }
 
+    /// The column that names files, if it is a table of files.
+    pub(super) fn files(&self) -> Option<&FileColumn> {
+        self.options.files.as_ref()
+    }
+
     /// Which columns there are.
     pub(super) fn heading(&self) -> Result<Heading, DataError> {
         match self.options.format {
@@ -175,6 +180,7 @@ impl Text {
             first.iter(&self.bytes).any(|field| known.iter().any(|name| name.as_bytes() == field));
         let is_row = match self.options.header {
             Some(header) => header,
+            None if self.options.files.is_some() => !first.iter(&self.bytes).any(FileColumn::is_file),
             None => by_name || word_over_number || has_known || self.names_over_words(&first)?,
         };
         let mut names = Vec::new();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use polyreme_data::images::decode_file;
+use polyreme_data::images::{decode_file, listed};
 use polyreme_data::shards::decode_tar;
 use polyreme_data::table::{Table, TableFormat, TableOptions, WordPlace};
 use polyreme_data::{Augment, Dataset, InMemory, Layout, Stats, Target, Tokenizer, Transform};
@@ -14,6 +14,7 @@ use polyreme_train::generate::{NextToken, Sampling, generate};
 use polyreme_train::job::{ParallelSpec, Source};
 use polyreme_train::predict::Predictor;
 use polyreme_train::preparation::Sample;
+use polyreme_train::sets::label_options;
 use polyreme_train::texts::to_use;
 use polyreme_train::trained::Trained;
 use serde::Serialize;
@@ -41,7 +42,7 @@ A model that was trained with tensor or stage ranks is used by as many; `--ranks
 pub(super) struct PredictArgs {
     #[command(flatten)]
     used: UseArgs,
-    /// Images (PNG, JPEG), tables (CSV, JSON lines or Parquet with the columns of the training file, in any order if they have names; the label
+    /// Images (PNG, JPEG) or tables that name some (paths are relative to the job's `data.path`), tables (CSV, JSON lines or Parquet with the columns of the training file, in any order if they have names; the label
     /// may be left out), or text files to go on from.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -185,9 +186,15 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
                         names.push(file.join(member).display().to_string());
                         pixels.extend(image);
                     }
-                } else {
+                    continue;
+                }
+                let files = match TableFormat::of(file) {
+                    Some(_) => named_images(&job.data.source, file)?,
+                    None => vec![file.clone()],
+                };
+                for file in files {
                     names.push(file.display().to_string());
-                    pixels.extend(decode_file(file, &spec.features, isa)?);
+                    pixels.extend(decode_file(&file, &spec.features, isa)?);
                 }
             }
             let (n, each) = (names.len(), spec.n_labels());
@@ -207,6 +214,20 @@ fn read_asked(app: &App, args: &PredictArgs, trained: &Trained) -> Result<Asked,
             Ok(Asked::Sets(args.files.iter().map(table).collect::<Result<_, _>>()?))
         }
     }
+}
+
+/// The images that a table names, as the tables of labels in training did; it need not have labels.
+fn named_images(source: &Source, file: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let Source::Images { path, table, .. } = source else {
+        let why = format!(
+            "{}: a table names images in the folder `data.path`, and this model was not trained on images of a folder; \
+             give the images themselves",
+            file.display()
+        );
+        return Err(Failure::usage(why));
+    };
+    let table = Table::features_only(file, 1, &label_options(file, &table.image)?)?;
+    Ok(listed(path, &table)?)
 }
 
 /// The rows of a table, and what each is called.

@@ -44,7 +44,7 @@ fn rows_of_a_table_get_their_names() {
 }
 
 /// A binary grey image that every viewer reads, as PNG.
-fn write_png(path: &Path, side: u32, pixel: impl Fn(u32, u32) -> u8) {
+pub(crate) fn write_png(path: &Path, side: u32, pixel: impl Fn(u32, u32) -> u8) {
     let mut raw = Vec::new();
     for y in 0..side {
         raw.push(0);

@@ -12,6 +12,7 @@ mod elastic;
 mod examples;
 mod fits;
 mod in_use;
+mod labelled_images;
 mod launch;
 mod ledger;
 mod lost;

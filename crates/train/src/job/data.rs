@@ -10,7 +10,9 @@ use super::model::{CONTEXT_MAX, SIDE_MAX, WIDTH_MAX};
 use super::parallel::THREADS_MAX;
 use super::section::{Kind, Section};
 use super::shape::Bounds;
-use super::spec::{Augment, ClassWeights, ColumnChoice, DataSpec, OrderSpec, Source, TableFormat};
+use super::spec::{
+    Augment, ClassWeights, ColumnChoice, DataSpec, ImageTable, OrderSpec, Source, TableFormat,
+};
 use super::types::{
     Type, either, flag, list, maybe, one_of, pair, path, real, single, table, text, whole, within,
 };
@@ -56,8 +58,8 @@ fn kinds() -> Vec<Kind<DataSpec>> {
         "jsonl" => |_| of(table_of(TableFormat::JsonLines));
         /// a table in Parquet files
         "parquet" => |_| of(table_of(TableFormat::Parquet));
-        /// a folder of images for each class, or `train` and `test` with such folders in them
-        "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false });
+        /// a folder of images for each class, or `train` and `test` with such folders in them; or images with a table of labels (`labels`)
+        "images" => |_| of(Source::Images { path: PathBuf::new(), size: None, grey: false, table: ImageTable::default() });
         /// shards of tar as WebDataset writes them, images with labels, see `docs/shards.md`
         "tar" => |_| {
             let (path, test, label) = (Vec::new(), Vec::new(), None);
@@ -136,6 +138,15 @@ fn keys() -> Vec<Key<DataSpec>> {
         label: columns() => field!(Source::{Table}.label in source); or "the last column";
         /// the key of a sample's `.json` that has its label: a word or a number for classes, a number or an array of them for numbers
         label: maybe(text()) => field!(Source::{Tar}.label in source); or "the `.cls` is the label";
+        /// a table with a row for each image: CSV, TSV or JSON lines with its path, relative to the folder, and its label
+        labels: maybe(path()) => |s| image_table(s).map(|t| &mut t.labels); or "folders are classes";
+        /// such a table of the test set, whose images are in the same folder; evaluated once, at the end, and nothing is chosen by it
+        test: maybe(path()) => |s| image_table(s).map(|t| &mut t.test); or "none, or the folder `test`";
+        /// the column of that table with the images' paths, by name or by number from 0
+        image: maybe(column()) => |s| image_table(s).map(|t| &mut t.image);
+            or "image, file, path, filename or the like, or else the first column that is no label";
+        /// the column of that table with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1; needed for jsonl
+        label: columns() => |s| image_table(s).map(|t| &mut t.label); or "the last column";
         /// the character between fields
         delimiter: delimiter() => field!(Source::{Table}.delimiter in source); only is_csv;
         /// whether the first line holds names
@@ -268,6 +279,11 @@ fn choice(spec: &mut DataSpec) -> Option<&mut ColumnChoice> {
     if let Source::Table { choice, .. } = &mut spec.source { Some(choice) } else { None }
 }
 
+/// Where labels of images are.
+fn image_table(spec: &mut DataSpec) -> Option<&mut ImageTable> {
+    if let Source::Images { table, .. } = &mut spec.source { Some(table) } else { None }
+}
+
 /// Names or patterns; nothing is written if there are none.
 fn patterns() -> Type<Vec<String>> {
     let all = list(text(), &[], "an array of strings").check(|all: &Vec<String>| {
@@ -329,6 +345,12 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
             let message =
                 "`data.class_weights = \"balanced\"` counts one class for each sample, and tags are of words";
             c.fault("class_weights", message, "give the weights, one per tag");
+        }
+    }
+    if let Source::Images { table: ImageTable { labels: None, .. }, .. } = &spec.source {
+        for key in ["test", "image", "label"].into_iter().filter(|key| c.has(key)) {
+            let message = format!("`data.{key}` is about a table of labels, and there is no `data.labels`");
+            c.fault(key, message, "write labels = \"labels.csv\", or leave it out");
         }
     }
     // A folder that was given is just a folder with IDX files.

@@ -79,6 +79,19 @@ pub struct DataSpec {
     pub prefetch: usize,
 }
 
+/// A table with the labels of images.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct ImageTable {
+    /// The file; `None`: images of a class are in a folder of its name.
+    pub labels: Option<PathBuf>,
+    /// The file of the test set, whose images are in the same folder.
+    pub test: Option<PathBuf>,
+    /// The column with the images' paths, by name or number; `None`: found.
+    pub image: Option<String>,
+    /// The columns with the labels; empty: the last.
+    pub label: Vec<String>,
+}
+
 /// Where samples come from. Paths are absolute, or relative to the working folder.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Source {
@@ -124,6 +137,8 @@ pub enum Source {
         size: Option<(usize, usize)>,
         /// Whether colours are dropped.
         grey: bool,
+        /// Where labels are, if folders do not say them.
+        table: ImageTable,
     },
     /// Shards of tar: members of one key are a sample, an image and its label.
     Tar {

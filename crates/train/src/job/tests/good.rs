@@ -169,7 +169,12 @@ fn every_key_is_read() {
     assert_eq!((job.name.as_str(), stack.layers.len()), ("all", 12));
     assert_eq!(job.model.weights, Some(PathBuf::from("/jobs/start.safetensors")));
     let want = DataSpec {
-        source: Source::Images { path: "/jobs/pictures".into(), size: Some((32, 32)), grey: false },
+        source: Source::Images {
+            path: "/jobs/pictures".into(),
+            size: Some((32, 32)),
+            grey: false,
+            table: ImageTable::default(),
+        },
         validation: 0.2,
         normalise: true,
         augment: Augment { crop: 4, flip: true, shift: 2, erase: 0.1 },

@@ -185,6 +185,16 @@ fn path() -> impl Strategy<Value = PathBuf> {
     "/[a-zA-Z\"'\\\\ äß=.]{1,12}x".prop_map(|p| std::path::absolute(p).unwrap())
 }
 
+fn image_table() -> impl Strategy<Value = ImageTable> {
+    let columns = (prop::option::of("[a-z]{1,9}"), prop::collection::vec("[a-z]{1,9}", 0..3));
+    (prop::option::of(path()), prop::option::of(path()), columns).prop_map(
+        |(labels, test, (image, label))| match labels {
+            Some(_) => ImageTable { labels, test, image, label },
+            None => ImageTable::default(),
+        },
+    )
+}
+
 fn choice() -> impl Strategy<Value = ColumnChoice> {
     let patterns = || prop::collection::vec("[a-z*\" ]{0,9}", 0..3);
     let columns = (patterns(), patterns(), patterns(), patterns(), 0..99_usize).prop_map(
@@ -234,8 +244,8 @@ fn source() -> impl Strategy<Value = Source> {
                     in_memory: in_memory.filter(|_| format != TableFormat::Parquet),
                 }
             }),
-        (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>())
-            .prop_map(|(path, size, grey)| Source::Images { path, size, grey }),
+        (path(), prop::option::of((1..99_usize, 1..99_usize)), any::<bool>(), image_table())
+            .prop_map(|(path, size, grey, table)| Source::Images { path, size, grey, table }),
         (
             prop::collection::vec(path(), 1..3),
             prop::collection::vec(path(), 0..3),
