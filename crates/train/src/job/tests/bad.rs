@@ -780,7 +780,7 @@ fn ranks_and_shards() {
     );
     row(
         "wire = { kind = \"topk\", share = 2 }",
-        "`parallel.wire.share` is 2.0; it must be at least 1e-6 and at most 1",
+        "`parallel.wire.share` is 2.0; it must be at least 0.000001 and at most 1",
         "",
     );
     row(
