@@ -55,7 +55,7 @@ best = "accuracy"
           |
         7 | label = "species"
           | ^^^^^
-          = help: it belongs to csv, jsonl, parquet, tar
+          = help: it belongs to csv, jsonl, parquet, tar, images
 
         error: `data.validation` is 1.5; it must be at least 0 and less than 1
          --> job.toml:8:14
@@ -145,7 +145,7 @@ fn what_is_missing() {
     );
     let kinds = "known are idx, mnist, fashion-mnist, cifar10, cifar100, csv, jsonl, parquet, images, tar, text, arrays, synthetic, given";
     check_one("[model]\nkind = \"mlp\"\n[data]", &[], "[data] needs `kind`", kinds);
-    let kinds = "known are mlp, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18, resnet34, resnet50, resnet101, resnet18_cifar, \
+    let kinds = "known are mlp, tabular, lenet, cnn, gpt, gpt2, bert, alexnet, resnet18, resnet34, resnet50, resnet101, resnet18_cifar, \
                  resnet34_cifar, resnet50_cifar, resnet101_cifar, lstm, gru, bilstm, bigru, encoder, layers";
     check_one("[data]\nkind = \"synthetic\"\n[model]", &[], "[model] needs `kind`", kinds);
 }
@@ -213,7 +213,7 @@ fn kinds_and_keys() {
     check(
         &model("kind = \"resnet18\"\nwidth = 3"),
         "`width` does not belong to [model] of kind `resnet18`",
-        "it belongs to gpt, gpt2, bert, lstm, gru, bilstm, bigru, encoder",
+        "it belongs to tabular, gpt, gpt2, bert, lstm, gru, bilstm, bigru, encoder",
     );
     check(
         &model("kind = \"mlp\"\nclasses = 99999999999999999999"),
