@@ -70,7 +70,7 @@ enum ImageLabels {
     /// The class of each: the folder that it is in.
     Folders(Vec<u32>),
     /// Those of a table with a row for each.
-    Table(Table),
+    Table(Box<Table>),
 }
 
 impl Images {
@@ -85,7 +85,7 @@ impl Images {
     pub fn open_listed(folder: &Path, table: Table, options: &ImageOptions) -> Result<Images, DataError> {
         let files = listed(folder, &table)?;
         let target = table.spec().target.clone();
-        Images::of(files, ImageLabels::Table(table), target, options)
+        Images::of(files, ImageLabels::Table(Box::new(table)), target, options)
     }
 
     fn of(

@@ -50,7 +50,7 @@ impl FileColumn {
             let at = field.len().checked_sub(ending.len());
             at.is_some_and(|at| field[at..].eq_ignore_ascii_case(ending.as_bytes()))
         };
-        ENDINGS.iter().any(|ending| ends(&ending))
+        ENDINGS.iter().any(ends)
     }
 
     /// Which field it is.
@@ -60,7 +60,7 @@ impl FileColumn {
             let usual = |name: &&str| {
                 heading.names.iter().position(|n| n.eq_ignore_ascii_case(name)).filter(|field| free(field))
             };
-            let field = USUAL_NAMES.iter().find_map(|name| usual(&name));
+            let field = USUAL_NAMES.iter().find_map(usual);
             let field = field.or_else(|| (0..heading.width).find(|field| free(field)));
             return field.ok_or_else(|| text.error(0, 0, "no column is left for the images' names"));
         };
