@@ -61,6 +61,14 @@ impl Dataset for ByLength {
         self.set.fetch(self.places[idx] as usize, scratch)
     }
 
+    fn ahead(
+        &self,
+        samples: &mut dyn Iterator<Item = usize>,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        self.set.ahead(&mut samples.map(|idx| self.places[idx] as usize), scratch)
+    }
+
     fn intact(&self) -> Result<(), DataError> {
         self.set.intact()
     }

@@ -8,6 +8,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::DataError;
 use crate::spec::Target;
 
@@ -29,7 +31,7 @@ pub(crate) trait LabelPlace {
 }
 
 /// A distinct label, where it occurs first, and how often.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Distinct<P> {
     pub(crate) text: String,
     pub(crate) place: P,

@@ -30,6 +30,16 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// Says that these samples will be fetched next with `scratch`, in any order: a set that must ask others for them asks for all at
+    /// once, and waits. What was announced before and not fetched is forgotten.
+    fn ahead(
+        &self,
+        _samples: &mut dyn Iterator<Item = usize>,
+        _scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        Ok(())
+    }
+
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short
     /// reads as zeros. Called after samples were read. A set that wraps others may keep this default: all maps of the
     /// process are then checked.
@@ -56,6 +66,8 @@ pub struct Scratch {
     pub ids: Vec<i32>,
     /// The content of a file before it is decoded.
     pub file: Vec<u8>,
+    /// Samples that others have, and that were asked for.
+    pub(crate) ahead: crate::spread::AheadSamples,
     /// The fields of a table's row.
     pub(crate) fields: crate::table::Fields,
     /// The buffers for decoding and scaling images.

@@ -235,8 +235,8 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Compares names, with runs of digits as numbers.
-fn by_value(a: &str, b: &str) -> Ordering {
+/// Compares names, with runs of digits as numbers: the order of a set's files.
+pub fn by_value(a: &str, b: &str) -> Ordering {
     fn digits(s: &str) -> usize {
         s.bytes().take_while(u8::is_ascii_digit).count()
     }

@@ -8,7 +8,7 @@
 //! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`shards`] (tars of images), [`arrays`] (safetensors),
 //!   [`text`] with [`bpe`], its tokenizers, [`text_tokens`], those of texts with labels; all over [`map`], mapped files.
 //! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set. [`by_length`]: texts,
-//!   the shortest first.
+//!   the shortest first. [`spread`]: a set whose files lie with several processes, opened [`together`].
 //! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
 //! - [`stats`]: means, deviations and class counts. [`augment`], [`transform`]: from a sample to its place in a batch.
 //! - [`batch`], [`loader`]: batches, and the threads that prefetch them.
@@ -42,11 +42,13 @@ mod plane;
 pub mod shards;
 pub mod spec;
 pub mod split;
+pub mod spread;
 pub mod stats;
 pub mod synthetic;
 pub mod table;
 pub mod text;
 pub mod text_tokens;
+pub mod together;
 pub mod transform;
 
 pub use augment::Augment;

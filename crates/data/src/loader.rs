@@ -331,7 +331,9 @@ impl Shared {
     ) -> Result<(), DataError> {
         let span = batch.span;
         let (seed, epoch) = (self.options.seed, span.order.epoch);
-        for (i, idx) in span.order.walk(span.start).take(span.len).enumerate() {
+        let samples = || span.order.walk(span.start).take(span.len);
+        self.set.ahead(&mut samples(), scratch)?;
+        for (i, idx) in samples().enumerate() {
             if self.stopped.load(Ordering::Relaxed) {
                 // This batch will not be used.
                 break;

@@ -1,10 +1,12 @@
 //! What one sample of a set is: its features and its target.
 
+use serde::{Deserialize, Serialize};
+
 /// The label of a row that does not count: a token without a tag, or what fills up a batch.
 pub const IGNORED: i32 = -1;
 
 /// The shape of every sample of a set, and its target.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Spec {
     /// The input of a model.
     pub features: Features,
@@ -13,7 +15,7 @@ pub struct Spec {
 }
 
 /// The input of a model for one sample.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Features {
     /// An image; batches are `[n, channels, height, width]`, f32.
     Image {
@@ -58,7 +60,7 @@ pub enum Features {
 }
 
 /// The order of an image's values in a set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Layout {
     /// `[channels, height, width]`.
     Planes,
@@ -67,7 +69,7 @@ pub enum Layout {
 }
 
 /// What a model is to predict of a sample.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Target {
     /// One of some classes.
     Class {

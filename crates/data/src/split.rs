@@ -132,6 +132,14 @@ impl Dataset for Subset {
         self.set.fetch(self.place(idx), scratch)
     }
 
+    fn ahead(
+        &self,
+        samples: &mut dyn Iterator<Item = usize>,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        self.set.ahead(&mut samples.map(|idx| self.place(idx)), scratch)
+    }
+
     fn intact(&self) -> Result<(), DataError> {
         self.set.intact()
     }

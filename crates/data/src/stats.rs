@@ -4,6 +4,9 @@ use crate::dataset::{Dataset, Scratch, Values};
 use crate::error::DataError;
 use crate::spec::{Features, Layout, Target};
 
+/// So many samples are announced at a time.
+const AHEAD: usize = 256;
+
 /// Mean and standard deviation of each channel of images, or of each column of rows.
 ///
 /// Bytes count in units of 0..1: a value of 255 is 1.
@@ -34,8 +37,12 @@ impl Stats {
         }
         let mut sums = vec![Sums::default(); groups];
         let mut scratch = Scratch::default();
+        let place = |i: usize| (i as u128 * set.len() as u128 / n as u128) as usize;
         for i in 0..n {
-            let idx = (i as u128 * set.len() as u128 / n as u128) as usize;
+            let idx = place(i);
+            if i.is_multiple_of(AHEAD) {
+                set.ahead(&mut (i..n.min(i + AHEAD)).map(place), &mut scratch)?;
+            }
             let values = set.fetch(idx, &mut scratch)?.values;
             let (n_values, numel) = (values.len(), set.spec().features.numel());
             if n_values != numel {
@@ -76,6 +83,9 @@ impl Stats {
         let mut sums = vec![Sums::default(); n];
         let mut scratch = Scratch::default();
         for idx in 0..set.len() {
+            if idx.is_multiple_of(AHEAD) {
+                set.ahead(&mut (idx..set.len().min(idx + AHEAD)), &mut scratch)?;
+            }
             let label = set.fetch(idx, &mut scratch)?.label;
             let Some(values) = label.values().filter(|values| values.len() == n) else {
                 let why =

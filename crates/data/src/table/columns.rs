@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde::{Deserialize, Serialize};
+
 /// How many names of a list an error shows.
 const SHOWN: usize = 10;
 
 /// The names of a table's columns; empty where it has no header.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Columns {
     /// The names of the features, in their order.
     pub features: Vec<String>,

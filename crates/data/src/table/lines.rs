@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -14,7 +15,7 @@ use super::text::{Heading, Row, Text};
 use crate::error::DataError;
 
 /// How a table is written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum TableFormat {
     /// Fields between delimiters.
     #[default]

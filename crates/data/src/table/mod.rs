@@ -20,6 +20,7 @@ mod labels;
 mod lines;
 mod listed;
 mod number;
+mod opening;
 #[cfg_attr(not(feature = "parquet"), path = "no_parquet.rs")]
 mod parquet;
 mod parts;
@@ -29,7 +30,6 @@ mod survey;
 mod text;
 mod texts;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,6 +45,7 @@ pub(crate) use fields::Fields;
 use labels::ReadLabels;
 pub use lines::TableFormat;
 pub use listed::{FileColumn, ListedFile};
+pub use opening::{OpenedTable, TableFile, learn};
 use parts::SameColumns;
 pub use schema::TableSchema;
 use stored::{Indexed, StoredRows};
@@ -166,68 +167,6 @@ impl Table {
     /// that look like numbers to be predicted are refused, unless the options say that they are classes.
     pub fn open(path: &Path, options: &TableOptions) -> Result<Table, DataError> {
         Ok(Table::open_all(&[path.to_path_buf()], options)?.remove(0))
-    }
-
-    /// Reads the tables at these paths, parts of one: their classes are those of all of them together, and all have the columns of
-    /// the first, in any order.
-    pub fn open_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
-        let chosen = options.texts.is_none() && options.choice != ColumnChoice::default();
-        let tables = match options.schema.is_none() && chosen {
-            true => Table::learn_and_read(paths, options)?,
-            false => match Table::read_all(paths, options) {
-                Ok(tables) => tables,
-                // A table of a model that was trained on numbers is numbers.
-                Err(Unread::NotNumbers(_)) if options.columns.is_empty() && options.schema.is_none() => {
-                    Table::learn_and_read(paths, options)?
-                }
-                Err(unread) => return Err(unread.into()),
-            },
-        };
-        let (mut places, mut distinct) = (HashMap::<&str, usize>::new(), Vec::<Distinct<FieldPlace>>::new());
-        for label in tables.iter().flat_map(|t| &t.distinct) {
-            let place = *places.entry(&label.text).or_insert(distinct.len());
-            match distinct.get_mut(place) {
-                Some(known) => known.rows += label.rows,
-                None => distinct.push(label.clone()),
-            }
-        }
-        let Some(first) = tables.first() else { return Ok(tables) };
-        if options.kind != LabelKind::Classes {
-            return Ok(tables);
-        }
-        let target = classes::number(
-            first.columns.labels.first().map(String::as_str),
-            &distinct,
-            options.surely_classes,
-        )?;
-        let tagged = options.texts.as_ref().is_some_and(|texts| texts.tagged);
-        let target = match target {
-            Target::Class { classes, names } if tagged => Target::Tags { classes, names },
-            target => target,
-        };
-        tables.into_iter().map(|t| t.with_target(&target)).collect()
-    }
-
-    /// Reads tables whose labels are not mapped to classes yet.
-    fn read_all(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, Unread> {
-        let (mut tables, mut same) = (Vec::<Table>::with_capacity(paths.len()), SameColumns::default());
-        for path in paths {
-            let known = tables.first().map(|t| t.columns.clone()).filter(|_| options.columns.is_empty());
-            let options =
-                TableOptions { columns: known.unwrap_or(options.columns.clone()), ..options.clone() };
-            let text = Text::open(path, &options)?;
-            let heading = text.heading()?;
-            same.check(&text, &heading)?;
-            let labels = labels_of(&text, &heading, &options)?;
-            tables.push(Table::read_labelled(text, heading, &labels)?);
-        }
-        Ok(tables)
-    }
-
-    /// The same where it is learnt first as what columns are read, from all of them.
-    fn learn_and_read(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<Table>, DataError> {
-        let schema = Some(Arc::new(learn(paths, options)?));
-        Ok(Table::read_all(paths, &TableOptions { schema, ..options.clone() })?)
     }
 
     /// Reads the table at `path` with the target of another, so that a test set has the classes of its training set.
@@ -565,32 +504,6 @@ fn labels_of(text: &Text, heading: &Heading, options: &TableOptions) -> Result<V
         return Err(text.error(0, 0, why));
     }
     Ok(labels)
-}
-
-/// Learns as what the columns of tables are read, from all of them together. Columns are those of the first.
-pub fn learn(paths: &[PathBuf], options: &TableOptions) -> Result<TableSchema, DataError> {
-    let mut surveys: Vec<ColumnSurvey> = Vec::new();
-    let (mut unnamed, mut same) = (None, SameColumns::default());
-    for path in paths {
-        let text = Text::open(path, &same.options(options))?;
-        let heading = text.heading()?;
-        same.check(&text, &heading)?;
-        let labels = labels_of(&text, &heading, options)?;
-        let names = heading.names_or_numbers();
-        let fields = match surveys.is_empty() {
-            true => options.choice.features(&names, &labels),
-            false => places(&surveys, &names),
-        };
-        let fields = fields.map_err(|why| text.error(0, 0, &why))?;
-        if surveys.is_empty() {
-            unnamed = (!heading.is_named()).then(|| (heading.width, labels.clone()));
-            let survey =
-                |&field: &usize| ColumnSurvey::new(&names[field], options.choice.is_category(&names[field]));
-            surveys = fields.iter().map(survey).collect();
-        }
-        look(&text, &heading, &fields, &mut surveys, Chunks::default())?;
-    }
-    Ok(TableSchema { unnamed, ..TableSchema::learn(&surveys, &options.choice)? })
 }
 
 /// Looks at all columns of tables, labels as well. Columns are those of the first.

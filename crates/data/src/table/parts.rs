@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::TableOptions;
 use super::columns::list;
 use super::text::{Heading, Text};
 use crate::error::DataError;
 
 /// The columns of the first file, which all others must have too.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct SameColumns {
     first: Option<(PathBuf, Vec<String>, usize)>,
 }

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::choose::ColumnChoice;
 use super::date::{DatePart, Moment};
@@ -44,7 +44,7 @@ pub enum ColumnType {
 }
 
 /// What is in a column.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ColumnSurvey {
     /// The column's name; its number, from 0, in a table without a header.
     pub name: String,
@@ -60,11 +60,14 @@ pub struct ColumnSurvey {
     mean: f64,
     /// Whether each number is the one before and one more.
     counts_up: bool,
+    #[serde(with = "maybe_nan")]
     first: f64,
+    #[serde(with = "maybe_nan")]
     last: f64,
     /// Mean, least and largest value of each part of the dates.
     parts: Vec<PartSums>,
     /// How often each value occurs.
+    #[serde(with = "counted")]
     distinct: HashMap<Box<[u8]>, usize>,
     /// Whether there are more than were counted.
     more: bool,
@@ -80,11 +83,44 @@ pub struct ColumnSurvey {
     stride: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct PartSums {
     sum: f64,
     least: f64,
     most: f64,
+}
+
+/// JSON has no NaN, which stands for a number that there is not.
+mod maybe_nan {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &f64, to: S) -> Result<S::Ok, S::Error> {
+        Some(*number).filter(|x| !x.is_nan()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+    }
+}
+
+/// Keys of JSON are texts, and values of a column need not be.
+mod counted {
+    use std::collections::HashMap;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        values: &HashMap<Box<[u8]>, usize>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(values)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(
+        from: D,
+    ) -> Result<HashMap<Box<[u8]>, usize>, D::Error> {
+        Ok(Vec::<(Box<[u8]>, usize)>::deserialize(from)?.into_iter().collect())
+    }
 }
 
 impl ColumnSurvey {

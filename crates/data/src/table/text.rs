@@ -5,6 +5,8 @@ use std::path::Path;
 use std::str;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::fields::{Fields, QuoteFault, closing_quote, unquoted_end};
 use super::number;
 use super::{ColumnChoice, FileColumn, TableFormat, TableOptions, TableSchema, TextColumns};
@@ -56,13 +58,30 @@ pub(super) struct TextPlace {
 }
 
 /// Where a field is, found out when it is needed: to count lines takes a pass over the file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct FieldPlace {
+    #[serde(with = "shared_path")]
     path: Arc<Path>,
     start: usize,
     field: usize,
     format: TableFormat,
     delimiter: u8,
+}
+
+/// A path as a string; one that is no text is only to be shown.
+mod shared_path {
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Arc<Path>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&path.to_string_lossy())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<Path>, D::Error> {
+        Ok(PathBuf::deserialize(from)?.into())
+    }
 }
 
 impl LabelPlace for FieldPlace {
