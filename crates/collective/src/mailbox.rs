@@ -20,7 +20,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use polyreme_net::mailbox::{Limits, MAILBOXES_MAX, Mailbox, among};
+pub use polyreme_net::mailbox::{Class, Label, Letter, Limits, Mailbox};
+use polyreme_net::mailbox::{MAILBOXES_MAX, among};
 use polyreme_net::{Alarm, Encrypt, First, JoinOptions, Joined, Patience, Report, Secret, join};
 
 use crate::comm::Comm;

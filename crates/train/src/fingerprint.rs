@@ -49,8 +49,23 @@ pub struct Origin {
     pub files: Vec<PathBuf>,
     /// Of images: how many there are, and BLAKE3 of all their names.
     pub names: Option<(usize, String)>,
+    /// Their digests in place of the files, if other hosts have some of them.
+    pub told: Option<Vec<ToldFile>>,
+    /// BLAKE3 of the files' names in the order of the set, where that depends on which rank has them.
+    pub order: Option<String>,
     /// How the validation part was split off, if it was.
     pub split: Option<String>,
+}
+
+/// What is known of a file that another host may have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToldFile {
+    /// Its name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// BLAKE3 of what is read of it, in hexadecimal digits.
+    pub blake3: String,
 }
 
 impl Fingerprint {
@@ -66,36 +81,38 @@ impl Fingerprint {
         for (what, set) in parts {
             entries.push(entry(what, set.map_or("absent".into(), |set| count(set.len() as u64, "sample"))));
         }
-        let Origin { files, names, split } = &sets.origin;
+        let Origin { files, names, told, order, split } = &sets.origin;
         entries.extend(split.as_ref().map(|split| entry("validation split", split.clone())));
         if let Some((n, blake3)) = names {
             let is = count(*n as u64, "name");
             entries.push(DataEntry { what: "images".into(), is, blake3: blake3.clone() });
         }
-        let mut read = Vec::with_capacity(files.len());
+        if let Some(order) = order {
+            let (what, is) = ("order of files".into(), "by the ranks that have them".into());
+            entries.push(DataEntry { what, is, blake3: order.clone() });
+        }
+        let mut read = told.clone().unwrap_or_default();
         for path in files {
-            read.push(file(path).map_err(|source| TrainError::io(path, source))?);
+            let (bytes, hash) = file(path).map_err(|source| TrainError::io(path, source))?;
+            read.push(ToldFile { name: name(path), bytes, blake3: hash.to_hex().to_string() });
         }
         if names.is_some() || read.len() > FILES_MAX {
             let mut all = blake3::Hasher::new();
             let mut bytes = 0;
-            for (path, (n, hash)) in files.iter().zip(&read) {
-                all.update(name(path).as_bytes()).update(&n.to_le_bytes()).update(hash.as_bytes());
+            for ToldFile { name, bytes: n, blake3 } in &read {
+                let hash = blake3::Hash::from_hex(blake3).map_or([0; 32], |hash| *hash.as_bytes());
+                all.update(name.as_bytes()).update(&n.to_le_bytes()).update(&hash);
                 bytes += n;
             }
-            let is = format!("{} of {}", count(files.len() as u64, "file"), count(bytes, "byte"));
+            let is = format!("{} of {}", count(read.len() as u64, "file"), count(bytes, "byte"));
             entries.push(DataEntry {
                 what: "content".into(),
                 is,
                 blake3: all.finalize().to_hex().to_string(),
             });
         } else {
-            for (path, (n, hash)) in files.iter().zip(read) {
-                entries.push(DataEntry {
-                    what: name(path),
-                    is: count(n, "byte"),
-                    blake3: hash.to_hex().to_string(),
-                });
+            for ToldFile { name, bytes, blake3 } in read {
+                entries.push(DataEntry { what: name, is: count(bytes, "byte"), blake3 });
             }
         }
         Ok(Fingerprint { entries })
@@ -131,7 +148,7 @@ impl Fingerprint {
 }
 
 /// The length of a file, and the checksum of what is read of it.
-fn file(path: &Path) -> std::io::Result<(u64, blake3::Hash)> {
+pub(crate) fn file(path: &Path) -> std::io::Result<(u64, blake3::Hash)> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut hasher = blake3::Hasher::new();

@@ -58,6 +58,7 @@ pub mod run;
 pub mod schedule;
 pub mod sets;
 pub mod share;
+pub mod spread;
 pub mod starting;
 mod talk;
 pub mod texts;

@@ -5,22 +5,27 @@ mod tar;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use polyreme_collective::Comm;
 use polyreme_data::arrays::Arrays;
 use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::{files, files_of};
 use polyreme_data::table::schema::like_an_id;
-use polyreme_data::table::{Columns, FileColumn, Table, TableFormat, TableOptions, TableSchema};
+use polyreme_data::table::{
+    Columns, FileColumn, OpenedTable, Table, TableFile, TableFormat, TableOptions, TableSchema,
+};
+use polyreme_data::together::Alone;
 use polyreme_data::{
     DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
 use polyreme_exec::Isa;
 
 use crate::error::TrainError;
-use crate::fingerprint::{IMAGES, Origin};
-use crate::job::{ImageTable, Job, Source};
+use crate::fingerprint::{IMAGES, Origin, ToldFile};
+use crate::job::{ImageTable, Job, OrderSpec, Source};
 use crate::preparation::Preparation;
+use crate::spread::{Among, Lending, RankMembers, SetFiles};
 use crate::texts;
 
 /// Where Debian's package puts Fashion-MNIST.
@@ -60,6 +65,8 @@ pub struct Sets {
     pub stored: bool,
     /// Where they come from.
     pub origin: Origin,
+    /// What brings samples that only other hosts have, and gives them those of this one.
+    pub lending: Option<Arc<Lending>>,
 }
 
 impl Sets {
@@ -78,6 +85,7 @@ impl Sets {
             texts: Vec::new(),
             stored: false,
             origin: Origin::default(),
+            lending: None,
         }
     }
 
@@ -117,7 +125,38 @@ pub fn open_as(
     if let Source::Idx { path, known } = &mut job.data.source {
         *path = idx_folder(path, known.take());
     }
-    let mut sets = open_source(job, trained, isa, memory_bytes)?;
+    let among = Among { members: &mut Alone, lending: None, by_teller: false };
+    open_among(job, trained, isa, memory_bytes, among)
+}
+
+/// The same for ranks that are processes, each with files of its own (`data.spread`). Collective; `comm` is that of all ranks.
+pub fn open_spread(
+    job: &Job,
+    comm: &mut Comm,
+    isa: Isa,
+    memory_bytes: Option<usize>,
+) -> Result<Sets, TrainError> {
+    let lending = (comm.size() > 1).then(|| Lending::start(comm)).transpose()?;
+    let by_teller = job.data.order == OrderSpec::Parts;
+    let mut members = RankMembers::new(comm);
+    let among = Among { members: &mut members, lending, by_teller };
+    let opened = open_among(job, None, isa, memory_bytes, among);
+    // What ended an operation of the group is better said as the report that all ranks have.
+    match members.failed {
+        Some(error) => Err(error),
+        None => opened,
+    }
+}
+
+fn open_among(
+    job: &Job,
+    trained: Option<&Preparation>,
+    isa: Isa,
+    memory_bytes: Option<usize>,
+    mut among: Among,
+) -> Result<Sets, TrainError> {
+    let mut sets = open_source(job, trained, isa, memory_bytes, &mut among)?;
+    sets.lending = among.lending;
     if sets.validation.is_none() {
         let (train, validation) = split(sets.train, job.data.validation, job.train.seed)?;
         let how = format!("{} by seed {}", job.data.validation, job.train.seed);
@@ -136,6 +175,7 @@ fn open_source(
     trained: Option<&Preparation>,
     isa: Isa,
     memory_bytes: Option<usize>,
+    among: &mut Among,
 ) -> Result<Sets, TrainError> {
     let both = |train: Arc<dyn Dataset>, test: Option<Arc<dyn Dataset>>| Sets { test, ..Sets::new(train) };
     let with_files =
@@ -171,47 +211,61 @@ fn open_source(
                 let why = "`data.in_memory = false` is for tables of numbers and categories; tokens of texts are kept in memory: leave it out";
                 return Err(DataError::Setting { why: why.into() }.into());
             }
-            let paths = files_of(path, format.extensions())?;
-            let test_paths = (!test.is_empty()).then(|| files_of(test, format.extensions())).transpose()?;
-            let all = paths.iter().chain(test_paths.iter().flatten());
+            let files = among.files_of(path, format.extensions())?;
+            let test_files =
+                (!test.is_empty()).then(|| among.files_of(test, format.extensions())).transpose()?;
+            let all = files.here().chain(test_files.iter().flat_map(SetFiles::here));
+            let all: Vec<PathBuf> = all.cloned().collect();
             let may_stay = texts.is_none() && *format != TableFormat::Parquet;
             let options = TableOptions {
                 texts,
-                stored: may_stay && stays_in_files(all, *in_memory, memory_bytes),
+                stored: may_stay && stays_in_files(all.iter(), *in_memory, memory_bytes),
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
                 schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
                 ..table_options(job, &job.data.source).unwrap_or_default()
             };
-            let tables = match trained {
-                None => Table::open_all(&paths, &options)?,
+            let open = |p: &Option<PathBuf>, target: &Target, options: &TableOptions| {
+                p.as_ref().map(|p| Table::open_as(p, options, target)).transpose()
+            };
+            let opened = match trained {
+                None => Table::open_together(&files.files, &options, among.members)?,
                 Some(trained) => {
                     let target = trained.spec(Layout::Planes).target;
-                    let open = |p: &PathBuf| Table::open_as(p, &options, &target);
-                    paths.iter().map(open).collect::<Result<_, _>>()?
+                    let tables = files.files.iter().map(|file| open(&file.path, &target, &options));
+                    let tables = tables.collect::<Result<Vec<_>, _>>()?;
+                    let first = tables.iter().flatten().next();
+                    OpenedTable {
+                        columns: first.map(|table| table.columns().clone()).unwrap_or_default(),
+                        schema: first.and_then(|table| table.schema().cloned()),
+                        like_ids: first.map(Table::like_ids).unwrap_or_default(),
+                        tables,
+                    }
                 }
             };
-            let (mut options, mut tables, mut found) = (options, tables, Vec::new());
+            let OpenedTable { mut tables, columns, schema, like_ids } = opened;
+            let (mut options, mut found) = (options, Vec::new());
             if let (Some(texts), None) = (&mut options.texts, trained) {
-                let (filled, times) = texts::with_times(tables, choice.text.buckets);
+                // All of them are here: sets of texts cannot be spread.
+                let (filled, times) =
+                    texts::with_times(tables.into_iter().flatten().collect(), choice.text.buckets);
                 found = texts::notes(&filled, texts, &times);
-                tables = filled;
+                tables = filled.into_iter().map(Some).collect();
                 texts.length = times.last().copied().unwrap_or(1);
                 texts.times = times;
             }
             let tokenizer = options.texts.as_ref().and(choice.text.tokenizer.clone());
             let tokenizer_digest = tokenizer.as_deref().map(texts::digest).transpose()?;
-            let columns = match tables.first() {
-                Some(table) if options.columns.is_empty() => table.columns().clone(),
-                _ => options.columns.clone(),
-            };
-            let schema = tables.first().and_then(|table| table.schema().cloned());
-            let like_ids = tables.first().map(Table::like_ids).unwrap_or_default();
-            let train = join(tables.into_iter().map(shared), &paths)?;
+            let columns = if options.columns.is_empty() { columns } else { options.columns.clone() };
+            let train = among.join(tables.into_iter().map(|t| t.map(shared)).collect(), &files, 0)?;
             let target = train.spec().target.clone();
             let options = TableOptions { columns: columns.clone(), schema: schema.clone(), ..options };
-            let open = |paths: &Vec<PathBuf>| -> Result<_, DataError> {
-                let parts = paths.iter().map(|p| Table::open_as(p, &options, &target).map(shared));
-                join(parts.collect::<Result<Vec<_>, _>>()?, paths)
+            let test = match &test_files {
+                None => None,
+                Some(files) => {
+                    let part = |file: &TableFile| Ok(open(&file.path, &target, &options)?.map(shared));
+                    let parts = files.files.iter().map(part).collect::<Result<Vec<_>, DataError>>()?;
+                    Some(among.join(parts, files, 1)?)
+                }
             };
             let (stored, types) = (options.stored, options.texts.as_ref().is_some_and(|texts| texts.typed));
             let sets = Sets {
@@ -223,12 +277,9 @@ fn open_source(
                 tokenizer: tokenizer.clone(),
                 tokenizer_digest,
                 types,
-                ..both(train, test_paths.as_ref().map(open).transpose()?)
+                ..both(train, test)
             };
-            with_files(
-                sets,
-                paths.into_iter().chain(test_paths.into_iter().flatten()).chain(tokenizer).collect(),
-            )
+            Sets { origin: origin_of_files([Some(files), test_files], tokenizer, among.by_teller), ..sets }
         }
         Source::Images { path, size, grey, table: ImageTable { labels: Some(labels), .. } } => {
             let options = ImageOptions { size: *size, grey: *grey, cache_bytes: IMAGE_CACHE_BYTES, isa };
@@ -385,6 +436,25 @@ pub fn table_of(job: &Job) -> Result<Option<(Vec<PathBuf>, TableOptions)>, Train
     Ok(Some((files_of(path, format.extensions())?, options)))
 }
 
+/// Of files that are all here, or that were told of.
+fn origin_of_files(sets: [Option<SetFiles>; 2], tokenizer: Option<PathBuf>, by_teller: bool) -> Origin {
+    let (mut files, mut told, mut names) = (Vec::new(), None::<Vec<ToldFile>>, blake3::Hasher::new());
+    for set in sets.into_iter().flatten() {
+        match set.told {
+            Some(of_set) => {
+                for file in &of_set {
+                    names.update(file.name.as_bytes()).update(b"\n");
+                }
+                told.get_or_insert_default().extend(of_set);
+            }
+            None => files.extend(set.names),
+        }
+    }
+    files.extend(tokenizer);
+    let order = told.as_ref().filter(|_| by_teller).map(|_| names.finalize().to_hex().to_string());
+    Origin { files, told, order, ..Origin::default() }
+}
+
 /// All names of some sets of images, each under its folder, and some of the files.
 fn origin_of_images(parts: &[(&PathBuf, Option<&Images>)]) -> Origin {
     let (mut names, mut n, mut some) = (blake3::Hasher::new(), 0, Vec::new());
@@ -398,7 +468,7 @@ fn origin_of_images(parts: &[(&PathBuf, Option<&Images>)]) -> Origin {
         let picked = images.len().min(IMAGES);
         some.extend((0..picked).map(|i| images.path(i * images.len() / picked).to_path_buf()));
     }
-    Origin { files: some, names: Some((n, names.finalize().to_hex().to_string())), split: None }
+    Origin { files: some, names: Some((n, names.finalize().to_hex().to_string())), ..Origin::default() }
 }
 
 /// The folder of IDX files; a known set that is not there may be installed.

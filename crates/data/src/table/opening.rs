@@ -10,7 +10,7 @@
 //! - Distinct labels are counted by file, and merged in the order of files.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -170,7 +170,7 @@ fn read_files(
     }
 }
 
-fn read_file(path: &PathBuf, options: &TableOptions, first: &mut FirstFile) -> Result<Table, Unread> {
+fn read_file(path: &Path, options: &TableOptions, first: &mut FirstFile) -> Result<Table, Unread> {
     let columns = if options.columns.is_empty() { first.columns.clone() } else { options.columns.clone() };
     let options = TableOptions { columns, ..options.clone() };
     let text = Text::open(path, &options)?;
@@ -211,7 +211,7 @@ fn learn_together(
 
 impl SeenColumns {
     /// Looks at all rows of the next file.
-    fn look_at(&mut self, path: &PathBuf, options: &TableOptions) -> Result<(), DataError> {
+    fn look_at(&mut self, path: &Path, options: &TableOptions) -> Result<(), DataError> {
         let text = Text::open(path, &self.same.options(options))?;
         let heading = text.heading()?;
         self.same.check(&text, &heading)?;

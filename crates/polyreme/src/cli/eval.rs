@@ -116,6 +116,12 @@ pub(super) fn eval(app: &App, args: &EvalArgs) -> CommandResult {
 /// Opens the set that is asked for.
 fn open_set(app: &App, args: &EvalArgs, trained: &Trained) -> Result<Evaluated, Failure> {
     let job = args.used.data_job(trained)?;
+    if job.data.spread {
+        return Err(Failure::usage(
+            "the data of this run lie on several hosts (`data.spread`), and `eval` reads those of its own host; where that has all \
+             files, or is to read only its own, say so with `--set data.spread=false`",
+        ));
+    }
     let mut prepared = Prepared::to_use(job, app.given(), 1, trained.preparation())?;
     // Statistics are those of training, not of these data.
     prepared.stats = trained.preparation().stats();

@@ -12,7 +12,8 @@ use polyreme_train::TrainError;
 use polyreme_train::checkpoint::Loaded;
 use polyreme_train::event::Ending;
 use polyreme_train::job::Job;
-use polyreme_train::run::{FoundRun, Hold, Prepared, likely_folder, run_ranks_at};
+use polyreme_train::run::{FoundRun, Given, Hold, Prepared, likely_folder, run_ranks_at};
+use polyreme_train::sets::open_spread;
 
 use super::elastic::{self, ElasticArgs, ElasticTrain};
 use super::plan::said;
@@ -165,7 +166,7 @@ fn prepare(
     ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
     let prepared = or_tell(&mut ranks, |ranks| {
         let together = planned_together(app, job, keys, &setup, cores, ranks)?;
-        let prepared = for_ranks(app, together.job, ranks.size(), ranks.threads, ranks.first())?;
+        let prepared = for_entered(app, together.job, ranks)?;
         fit(&prepared, &setup)?;
         Ok(Prepared { planned: step.or(together.step), ..prepared })
     })?;
@@ -189,16 +190,37 @@ pub(super) fn fit(prepared: &Prepared, setup: &Setup) -> CommandResult {
     }
 }
 
+/// A job for the ranks that have met. They open its data together if each has files of its own.
+fn for_entered(app: &App, job: Job, ranks: &mut Ranks) -> Result<Prepared, Failure> {
+    let (size, threads, first) = (ranks.size(), ranks.threads, ranks.first());
+    let mut given = app.given();
+    // Ranks that are threads of this process have all files.
+    if let ([comm], true) = (&mut ranks.comms[..], job.data.spread) {
+        given.sets = Some(open_spread(&job, comm, given.isa, given.memory_bytes)?);
+    }
+    for_given(job, given, size, threads, first)
+}
+
 /// A job for this many ranks and threads, whatever it says itself; its own settings are kept in it.
 pub(super) fn for_ranks(
     app: &App,
+    job: Job,
+    ranks: usize,
+    threads: usize,
+    first: usize,
+) -> Result<Prepared, Failure> {
+    for_given(job, app.given(), ranks, threads, first)
+}
+
+fn for_given(
     mut job: Job,
+    given: Given,
     ranks: usize,
     threads: usize,
     first: usize,
 ) -> Result<Prepared, Failure> {
     let said = job.parallel.ranks.replace(ranks);
-    let mut prepared = Prepared::of_rank(job, app.given(), ranks * threads, first)?;
+    let mut prepared = Prepared::of_rank(job, given, ranks * threads, first)?;
     prepared.job.parallel.ranks = said;
     Ok(prepared)
 }
@@ -261,7 +283,7 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
             ranks.comms.iter_mut().for_each(|comm| comm.set_doing(Doing::Preparing));
             let job =
                 Job::from_text(&text, "job.toml of rank 0", Path::new("."), &[]).map_err(Failure::job)?;
-            let prepared = for_ranks(app, job, ranks.size(), ranks.threads, ranks.first())?;
+            let prepared = for_entered(app, job, ranks)?;
             fit(&prepared, &setup)?;
             Ok(prepared)
         };

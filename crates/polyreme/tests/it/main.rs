@@ -25,6 +25,7 @@ mod ranks;
 mod saved;
 mod servers;
 mod shards;
+mod spread;
 mod tables;
 mod targets;
 mod texts;

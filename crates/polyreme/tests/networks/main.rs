@@ -7,6 +7,7 @@ mod elastic;
 mod encrypted;
 mod hosts;
 mod over_networks;
+mod spread;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

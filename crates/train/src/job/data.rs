@@ -11,7 +11,7 @@ use super::parallel::THREADS_MAX;
 use super::section::{Kind, Section};
 use super::shape::Bounds;
 use super::spec::{
-    Augment, ClassWeights, ColumnChoice, DataSpec, ImageTable, OrderSpec, Source, TableFormat,
+    Augment, ClassWeights, ColumnChoice, DataSpec, ImageTable, Job, OrderSpec, Source, TableFormat,
 };
 use super::types::{
     Type, either, flag, list, maybe, one_of, pair, path, real, single, table, text, whole, within,
@@ -107,6 +107,7 @@ fn keys() -> Vec<Key<DataSpec>> {
     let has_lines =
         |s: &mut DataSpec| !matches!(s.source, Source::Table { format: TableFormat::Parquet, .. });
     let has_classes = |s: &mut DataSpec| !matches!(s.source, Source::Text { .. });
+    let has_files = |s: &mut DataSpec| matches!(s.source, Source::Table { .. });
     keys! { DataSpec;
         /// the file; a list of files; a folder, for its files that have the kind's extension; or, with a `*` in the last name, all that
         /// match, as in `data/part-*.csv`. They have the same columns, and come in the order of their names, lists in their own
@@ -212,6 +213,8 @@ fn keys() -> Vec<Key<DataSpec>> {
         /// samples in a block, for `order = "block"`
         block: whole(1..=SAMPLES_MAX) => |s| s.order.block(), |s, n| if let OrderSpec::Block(b) = &mut s.order { *b = n };
             or "4096";
+        /// whether files of the set lie on different hosts, each on at least one, see `docs/clusters.md`
+        spread: flag() => |s| Some(&mut s.spread); only has_files;
         /// the share of the training set that one epoch visits
         fraction: within(FRACTION) => |s| Some(&mut s.fraction);
         /// loader threads
@@ -353,11 +356,33 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
             c.fault(key, message, "write labels = \"labels.csv\", or leave it out");
         }
     }
+    if let Source::Table { choice, .. } = &spec.source
+        && spec.spread
+        && !choice.text.columns.is_empty()
+    {
+        let message = "`data.spread` does not work with `data.text`: the lengths of all texts must be known on every host";
+        c.fault("spread", message, "put the files where all hosts see them");
+    }
     // A folder that was given is just a folder with IDX files.
     if let Source::Idx { known, .. } = &mut spec.source
         && c.has("path")
     {
         *known = None;
+    }
+}
+
+/// What does not go together with files on different hosts.
+pub(super) fn check_with(job: &Job, c: &Cursor) {
+    let Some(c) = c.inside("data").filter(|_| job.data.spread) else { return };
+    if job.parallel.elastic.is_some() {
+        let message = "`data.spread` does not work with `parallel.elastic`: a rank that is lost takes its files with it";
+        c.fault("spread", message, "leave `elastic` out, or put the files where all hosts see them");
+    }
+    if let Some(key) = job.parallel.open.names().first() {
+        let message = format!(
+            "`data.spread` does not work with `parallel.{key} = \"auto\"`: no rank has all files before the plan is chosen"
+        );
+        c.fault("spread", message, "write the value that `polyreme plan` finds for such samples");
     }
 }
 

@@ -124,6 +124,7 @@ impl Default for DataSpec {
             augment: Augment::default(),
             class_weights: ClassWeights::None,
             order: OrderSpec::Sample,
+            spread: false,
             fraction: 1.0,
             threads: None,
             prefetch: 4,

@@ -15,7 +15,7 @@ use super::spec::{ClassWeights, Job, LossKind, Source};
 use super::train::no_metric;
 use super::tree::TreeTable;
 use super::types::{table, text};
-use super::{parallel, sets, tuning};
+use super::{data, parallel, sets, tuning};
 
 /// A job file is small; anything larger is another file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -120,6 +120,7 @@ fn check(job: &mut Job, c: &Cursor) {
         parallel::check_with(&job.parallel, &job.train, &c);
     }
     tuning::check_with(job, c);
+    data::check_with(job, c);
     // The next token is right too seldom for accuracy to choose by.
     let is_best_given = c.inside("output").is_some_and(|c| c.has("best"));
     let has_classes = job.train.loss == LossKind::CrossEntropy;

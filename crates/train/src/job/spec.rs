@@ -71,6 +71,8 @@ pub struct DataSpec {
     pub class_weights: ClassWeights,
     /// How samples are ordered.
     pub order: OrderSpec,
+    /// Whether files of the set lie on different hosts.
+    pub spread: bool,
     /// The share of the training set that one epoch visits, in (0, 1].
     pub fraction: f64,
     /// Loader threads; `None`: chosen.

@@ -573,6 +573,10 @@ impl Run {
         }
         // Nobody is done before rank 0 has written everything: a rank that leaves may end its process.
         self.learner.comm().barrier()?;
+        // And nobody asks for samples any more.
+        if let Some(lending) = &self.prepared.sets.lending {
+            lending.close()?;
+        }
         observer.event(Event::Finished(&summary));
         Ok(summary)
     }

@@ -180,6 +180,7 @@ fn every_key_is_read() {
         augment: Augment { crop: 4, flip: true, shift: 2, erase: 0.1 },
         class_weights: ClassWeights::Given(vec![1.0, 2.5]),
         order: OrderSpec::Block(128),
+        spread: false,
         fraction: 0.5,
         threads: Some(2),
         prefetch: 8,

@@ -299,6 +299,7 @@ fn data() -> impl Strategy<Value = DataSpec> {
                 augment,
                 class_weights,
                 order,
+                spread: false,
                 fraction,
                 threads,
                 prefetch,
