@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use polyreme_graph::{Axis, BlockCodec, DType, Keeps, Microbatch, Optimizer, Precision, Weights, WireCodec};
+use polyreme_graph::{Axis, DType, Keeps, Microbatch, Optimizer, Precision, Weights, WireCodec};
 
 use crate::mesh::Mesh;
 use crate::pipeline::PipelineKind;
@@ -168,16 +168,6 @@ impl Plan {
             local: None,
             servers: None,
             layouts: StoredLayouts::new(),
-        }
-    }
-
-    /// What updates of a step do: signs of gradients say nothing of their squares, so those stay as they were when signs began to travel.
-    pub(crate) fn rule(&self, optimizer: Optimizer) -> Optimizer {
-        match self.wire {
-            Some(WireCodec::Blocks(BlockCodec::OneBit)) if self.ranks() > 1 => {
-                optimizer.with_squares_until(self.wire_start)
-            }
-            Some(_) | None => optimizer,
         }
     }
 

@@ -75,7 +75,7 @@ const PRODUCTS: &str = "factors on their way";
 /// If the plan contradicts itself (see [`Plan::keeps`]), or if parameters are updated at once in a step of several microbatches.
 pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &StepShape) -> Program {
     let mut program = Program::empty(bodies.to_vec());
-    program.optimizer = Some(plan.rule(training.optimizer));
+    program.optimizer = Some(training.optimizer);
     program.scaled = training.scaled;
     program.moments = training.moments;
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();

@@ -178,7 +178,7 @@ fn sgd() {
 #[test]
 fn adam_and_its_kin() {
     for weight_decay in [0.0, 0.1] {
-        let moments = Moments { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay, ..Moments::DEFAULT };
+        let moments = Moments { beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay };
         check(Optimizer::Adam(moments), None);
         check(Optimizer::AdamW(moments), None);
         check(Optimizer::Lamb(moments), None);

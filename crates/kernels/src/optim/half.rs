@@ -117,13 +117,7 @@ mod tests {
     const ALL: [Optimizer; 5] = [
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.1 },
         Optimizer::Sgd { momentum: 0.9, nesterov: true, weight_decay: 0.1 },
-        Optimizer::Adam(Moments {
-            beta1: 0.9,
-            beta2: 0.99,
-            eps: 1e-6,
-            weight_decay: 0.1,
-            ..Moments::DEFAULT
-        }),
+        Optimizer::Adam(Moments { beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1 }),
         Optimizer::AdamW(Moments::DEFAULT),
         Optimizer::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 },
     ];

@@ -77,15 +77,11 @@ pub struct Moments {
     pub eps: f32,
     /// How it is applied depends on the optimizer.
     pub weight_decay: f32,
-    /// Steps after this one leave the mean of g² as it is, and its bias correction too (1-bit Adam, Tang et al. 2021): gradients of which only
-    /// signs arrive say nothing of their squares. A number that has never had a gradient then has no step. Adam and AdamW only.
-    pub squares_until: u64,
 }
 
 impl Moments {
     /// PyTorch's defaults for Adam: 0.9, 0.999, 1e-8 and no decay.
-    pub const DEFAULT: Moments =
-        Moments { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, squares_until: u64::MAX };
+    pub const DEFAULT: Moments = Moments { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 }
 
 /// What changes from step to step, or from range to range.
@@ -133,17 +129,6 @@ impl Optimizer {
             Optimizer::Lamb(m) => Optimizer::Lamb(Moments { weight_decay, ..m }),
             Optimizer::Lion { beta1, beta2, .. } => Optimizer::Lion { beta1, beta2, weight_decay },
             Optimizer::Adafactor(a) => Optimizer::Adafactor(Adafactor { weight_decay, ..a }),
-        }
-    }
-
-    /// The same rule, whose mean of squares no longer changes after `step`; rules without one are as they were.
-    pub fn with_squares_until(self, step: u64) -> Optimizer {
-        match self {
-            Optimizer::Adam(m) => Optimizer::Adam(Moments { squares_until: step, ..m }),
-            Optimizer::AdamW(m) => Optimizer::AdamW(Moments { squares_until: step, ..m }),
-            Optimizer::Sgd { .. } | Optimizer::Lamb(_) | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => {
-                self
-            }
         }
     }
 
@@ -367,27 +352,22 @@ struct Adam {
     l2: f32,
     /// What p is multiplied by before the step.
     keep: f32,
-    /// A mean of squares that is no larger has no step: of frozen ones 0, else less than any.
-    least: f32,
 }
 
 impl Adam {
     fn new(m: Moments, h: StepHyper) -> Adam {
-        let power = |step: u64| i32::try_from(step).unwrap_or(i32::MAX);
-        let frozen = h.step > m.squares_until;
-        let bias1 = 1.0 - m.beta1.powi(power(h.step));
-        let bias2 = 1.0 - m.beta2.powi(power(h.step.min(m.squares_until)));
+        let t = i32::try_from(h.step).unwrap_or(i32::MAX);
+        let (bias1, bias2) = (1.0 - m.beta1.powi(t), 1.0 - m.beta2.powi(t));
         Adam {
             take1: (1.0 - m.beta1) as f32,
-            beta2: if frozen { 1.0 } else { m.beta2 as f32 },
-            take2: if frozen { 0.0 } else { (1.0 - m.beta2) as f32 },
+            beta2: m.beta2 as f32,
+            take2: (1.0 - m.beta2) as f32,
             eps: m.eps,
             step_size: (f64::from(h.lr) / bias1) as f32,
             inv_root: (1.0 / bias2.sqrt()) as f32,
             scale: h.grad_scale,
             l2: 0.0,
             keep: 1.0,
-            least: if frozen { 0.0 } else { -1.0 },
         }
     }
 
@@ -401,9 +381,7 @@ impl Adam {
     /// `m / (√v̂ + eps)`: m's bias correction is in the step size.
     #[inline(always)]
     fn direction(&self, m: f32, v: f32) -> f32 {
-        let direction = m / (v.sqrt() * self.inv_root + self.eps);
-        // What is not finite is no less, and shows.
-        if v <= self.least { 0.0 } else { direction }
+        m / (v.sqrt() * self.inv_root + self.eps)
     }
 }
 
@@ -594,8 +572,7 @@ mod tests {
     use super::*;
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
-    const MOMENTS: Moments =
-        Moments { beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1, ..Moments::DEFAULT };
+    const MOMENTS: Moments = Moments { beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1 };
     const ALL: [Optimizer; 10] = [
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.0 },
         Optimizer::Sgd { momentum: 0.0, nesterov: false, weight_decay: 0.1 },
@@ -749,32 +726,5 @@ mod tests {
         let want: Vec<f64> = g.iter().map(|&v| f64::from(v) * 0.5).collect();
         scale(&Cx::serial(), &mut g, 0.5);
         close("scaled", &g, &want, 0.0);
-    }
-
-    /// From the step after `squares_until` on mean squares and their correction are those of that step, and what had no gradient until then has no step.
-    #[test]
-    fn frozen_squares_stay() {
-        let moments = Moments { squares_until: 3, weight_decay: 0.0, ..MOMENTS };
-        let (mut p, mut m, mut v) = ([1.0f32; 3], [0.0f32; 3], [0.0f32; 3]);
-        let (mut want, mut mean, mut squares) = ([1.0f64; 3], [0.0f64; 3], [0.0f64; 3]);
-        for step in 1..=6u64 {
-            let g = [0.5, -0.25 * step as f32, if step > 3 { 1.0 } else { 0.0 }];
-            let hyper = StepHyper { lr: 0.1, step, grad_scale: 1.0, decay_scale: 1.0 };
-            let pass = Optimizer::Adam(moments).pass(hyper).unwrap();
-            pass.run(Isa::detect(), &mut p, &g, &mut m, &mut v);
-            for i in 0..3 {
-                let g = f64::from(g[i]);
-                mean[i] = 0.9 * mean[i] + 0.1 * g;
-                if step <= 3 {
-                    squares[i] = 0.99 * squares[i] + 0.01 * g * g;
-                }
-                let root = (squares[i] / (1.0 - 0.99f64.powi(step.min(3) as i32))).sqrt() + 1e-6;
-                if squares[i] > 0.0 {
-                    want[i] -= 0.1 * mean[i] / (1.0 - 0.9f64.powi(step as i32)) / root;
-                }
-                assert!((f64::from(p[i]) - want[i]).abs() < 1e-5, "step {step}: {} for {}", p[i], want[i]);
-            }
-        }
-        assert_eq!(p[2], 1.0);
     }
 }

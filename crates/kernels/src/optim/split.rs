@@ -146,13 +146,8 @@ mod tests {
     use super::*;
     use crate::lanes::testing::{close, contexts, data, same_bits};
 
-    const LAMB: Optimizer = Optimizer::Lamb(Moments {
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-6,
-        weight_decay: 0.1,
-        ..Moments::DEFAULT
-    });
+    const LAMB: Optimizer =
+        Optimizer::Lamb(Moments { beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1 });
     const ADAFACTOR: Optimizer =
         Optimizer::Adafactor(Adafactor { d: 1.5, weight_decay: 0.1, eps1: 1e-3, ..Adafactor::DEFAULT });
 

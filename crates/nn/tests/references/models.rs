@@ -219,7 +219,7 @@ pub(crate) fn feed(engine: &mut Engine, want: &Reference) {
 
 pub(crate) fn optimizer(spec: &OptimizerSpec) -> (Optimizer, f32) {
     let OptimizerSpec { beta1, beta2, eps, weight_decay, momentum, .. } = *spec;
-    let moments = Moments { beta1, beta2, eps, weight_decay, ..Moments::DEFAULT };
+    let moments = Moments { beta1, beta2, eps, weight_decay };
     let optimizer = match spec.kind.as_str() {
         "sgd" => Optimizer::Sgd { momentum, nesterov: false, weight_decay },
         "adam" => Optimizer::Adam(moments),

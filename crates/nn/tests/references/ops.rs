@@ -554,7 +554,7 @@ fn optimizer(case: &OpCase, attrs: &mut Attrs, isa: Isa) -> Got {
         }
         op => {
             let (beta1, beta2) = attrs.get("betas");
-            let moments = Moments { beta1, beta2, eps: attrs.get("eps"), weight_decay, ..Moments::DEFAULT };
+            let moments = Moments { beta1, beta2, eps: attrs.get("eps"), weight_decay };
             if op == "adam" { Optimizer::Adam(moments) } else { Optimizer::AdamW(moments) }
         }
     };

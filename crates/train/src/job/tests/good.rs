@@ -186,7 +186,7 @@ fn every_key_is_read() {
         prefetch: 8,
     };
     assert_eq!(job.data, want);
-    let moments = Moments { beta1: 0.8, beta2: 0.99, eps: 1e-7, weight_decay: 0.1, ..Moments::DEFAULT };
+    let moments = Moments { beta1: 0.8, beta2: 0.99, eps: 1e-7, weight_decay: 0.1 };
     let rules = [("module.*", "*"), ("old.*", "")];
     let rule = |(from, to): (&str, &str)| NameRule { from: from.into(), to: to.into() };
     assert_eq!(job.model.map, rules.map(rule));

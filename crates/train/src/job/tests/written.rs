@@ -320,7 +320,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerSpec> {
         },
     );
     let others = (moments, 0..3).prop_map(|((beta1, beta2, eps, weight_decay), which)| {
-        let moments = Moments { beta1, beta2, eps, weight_decay, ..Moments::DEFAULT };
+        let moments = Moments { beta1, beta2, eps, weight_decay };
         [Optimizer::Adam(moments), Optimizer::AdamW(moments), Optimizer::Lamb(moments)][which as usize]
     });
     (prop_oneof![sgd, others, lion, adafactor], 1e-9..10.0).prop_map(|(rule, lr)| {
