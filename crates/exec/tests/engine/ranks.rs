@@ -283,7 +283,7 @@ const PLANS: [(Keeps, Weights, Over); 6] = [
 fn every_plan_gives_the_weights_of_one_rank() {
     let optimizers = [
         base().optimizer,
-        Optimizer::AdamW(Moments { weight_decay: 0.1 }),
+        Optimizer::AdamW(Moments { weight_decay: 0.1, ..Moments::DEFAULT }),
         Optimizer::Lamb(Moments::DEFAULT),
         LION,
         Optimizer::Adafactor(Adafactor::DEFAULT),
