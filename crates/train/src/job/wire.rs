@@ -145,10 +145,10 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
         let why = "does not work with `reproducible`: what is lost depends on how many ranks there are";
         refuse(why.into(), "leave one of them out");
     }
-    if let Transport::Local | Transport::Shm = spec.transport {
-        if spec.wire.is_given() {
-            refuse(in_memory(), "leave `wire` out, or write transport = \"tcp\"");
-        }
+    if let Transport::Local | Transport::Shm = spec.transport
+        && spec.wire.is_given()
+    {
+        refuse(in_memory(), "leave `wire` out, or write transport = \"tcp\"");
     }
     for key in spec.splits() {
         let why =
