@@ -2,10 +2,12 @@
 
     V/bin/pip install torch torchvision numpy safetensors transformers
     cargo build --release
-    V/bin/python bench/weights_peer.py [--binary target/release/polyreme] [digits] [gpt2] [resnet18]
+    V/bin/python bench/weights_peer.py [--binary target/release/polyreme] [digits] [table] [texts] [gpt2] [resnet18]
 
 `digits`: trains `examples/digits.toml`, uses `model.safetensors` as `docs/pytorch.md` says, and compares the probabilities of all
 test images; then PyTorch writes weights, and Polyreme's evaluation of them is compared with PyTorch's.
+
+`table`, `texts`: the same lines with a table of numbers whose columns are in another order, and with texts and a tokenizer (`tokenizers`).
 
 `gpt2`: `transformers` writes the folder of a GPT-2 with random weights. Both fine-tune it for 20 steps on the same batches, all of it and
 with frozen layers; then `from_pretrained` reads what Polyreme wrote, and its loss is compared.
@@ -87,6 +89,87 @@ def digits(folder):
     args = ["--set", "model.weights=torch.safetensors", "--set", "train.steps=1", "--set", "train.optimizer.lr=1e-12"]
     summary = polyreme(folder, "train", JOB, "--output", "from-torch", *args)[-1]
     print(f"digits: PyTorch's weights: test loss {summary['metrics']['test_loss']:.6f} here, {loss:.6f} there")
+
+
+def probabilities(folder, run, file, classes):
+    """What `polyreme predict` says of each row, by class."""
+    answers = polyreme(folder, "predict", run, file, "--top", str(len(classes)))
+    by_name = [{a["label"]: a["probability"] for a in row["labels"]} for row in answers]
+    return torch.tensor([[row[name] for name in classes] for row in by_name])
+
+
+TABLE_JOB = """[model]
+kind = "mlp"
+hidden = [16]
+[data]
+kind = "csv"
+path = "train.csv"
+label = "kind"
+[train]
+batch = 16
+steps = 100
+"""
+
+
+def table(folder):
+    torch.manual_seed(0)
+    x = torch.randn(300, 3) * torch.tensor([1.0, 30.0, 0.1]) + 5
+    rows = [f"{a},{'small' if a < 5 else 'large'},{b},{c}\n" for a, b, c in x.tolist()]
+    (folder / "train.csv").write_text("a,kind,b,c\n" + "".join(rows))
+    (folder / "new.csv").write_text("c,a,b\n" + "".join(f"{c},{a},{b}\n" for a, b, c in x.tolist()))
+    (folder / "job.toml").write_text(TABLE_JOB)
+    polyreme(folder, "train", "job.toml", "--output", "run")
+    with safe_open(folder / "run/model.safetensors", "pt") as file:
+        about, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    how = json.loads(about["preparation"])
+    shapes = [w.shape for name, w in state.items() if name.endswith("weight")]
+    sizes = sorted((tuple(shape) for shape in shapes), key=lambda shape: shape[0] == 2)
+    model = torch.nn.Sequential(torch.nn.Linear(*sizes[0][::-1]), torch.nn.ReLU(), torch.nn.Linear(*sizes[1][::-1]))
+    named = sorted(state)  # The two layers in their order, bias before weight.
+    model.load_state_dict(dict(zip(sorted(model.state_dict()), (state[name] for name in named))))
+    inputs = torch.stack([x[:, "abc".index(column)] for column in how["columns"]], 1)
+    with torch.no_grad():
+        theirs = model((inputs - torch.tensor(how["mean"])) / torch.tensor(how["std"])).softmax(1)
+    ours = probabilities(folder, "run", "new.csv", how["classes"])
+    print(f"table: probabilities differ by at most {(ours - theirs).abs().max():.1e}; classes {how['classes']}")
+
+
+TEXTS_JOB = """[model]
+layers = [{ kind = "embedding", width = 16 }, "mean_time", "linear"]
+[data]
+kind = "csv"
+path = "train.csv"
+text = "body"
+label = "kind"
+tokenizer = "tokenizer.json"
+[train]
+batch = 16
+steps = 60
+optimizer = { kind = "adam", lr = 1e-2 }
+"""
+
+
+def texts(folder):
+    from tokenizers import Tokenizer
+
+    import spam
+
+    bodies = [" ".join(["the", "sea", "is", "quiet", "storm"][(i * k + k) % 5] for k in range(1, 2 + i % 7)) for i in range(200)]
+    lines = [f"{body},{'storm' if 'storm' in body else 'calm'}\n" for body in bodies]
+    (folder / "train.csv").write_text("body,kind\n" + "".join(lines))
+    spam.write_tokenizer(bodies, folder / "tokenizer.json")
+    (folder / "job.toml").write_text(TEXTS_JOB)
+    polyreme(folder, "train", "job.toml", "--output", "run")
+    with safe_open(folder / "run/model.safetensors", "pt") as file:
+        about, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    how = json.loads(about["preparation"])
+    tokenizer = Tokenizer.from_file(str(folder / about["tokenizer"]))
+    tokenizer.enable_truncation(how["sample"]["texts"][-1])
+    table, weight, bias = (state[name] for name in ("0.weight", "2.weight", "2.bias"))
+    means = torch.stack([table[torch.tensor(tokenizer.encode(body).ids)].mean(0) for body in bodies])
+    theirs = F.linear(means, weight, bias).softmax(1)
+    ours = probabilities(folder, "run", "train.csv", how["classes"])
+    print(f"texts: probabilities differ by at most {(ours - theirs).abs().max():.1e}; classes {how['classes']}")
 
 
 GPT2_JOB = """[model]
@@ -239,7 +322,7 @@ def resnet18(folder):
 
 def main():
     global BINARY
-    known = {"digits": digits, "gpt2": gpt2, "resnet18": resnet18}
+    known = {"digits": digits, "table": table, "texts": texts, "gpt2": gpt2, "resnet18": resnet18}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=list(known))
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
