@@ -208,7 +208,7 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
                         if t.add {
                             sum = _mm512_add_ps(_mm512_maskz_loadu_ps(cols, at), sum);
                         }
-                        _mm512_mask_storeu_ps(at, cols, sum);
+                        store_first(at, cols, sum);
                     });
                 }
             };
@@ -225,6 +225,23 @@ unsafe fn tile<const M: usize, const V: usize, const ALONG_K: bool, const COPY: 
 pub(super) fn lanes(n: usize) -> __mmask16 {
     debug_assert!(n <= 16);
     ((1u32 << n) - 1) as __mmask16
+}
+
+/// Stores the lanes of the mask. Mostly these are all, and a masked store takes longer than a whole one.
+///
+/// # Safety
+/// The CPU has AVX-512, and those floats may be written.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(super) unsafe fn store_first(at: *mut f32, mask: __mmask16, x: __m512) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if mask == !0 {
+            _mm512_storeu_ps(at, x);
+        } else {
+            _mm512_mask_storeu_ps(at, mask, x);
+        }
+    }
 }
 
 /// Stores the transpose of `M` rows of 16: `cols` rows of `M` floats, `stride` apart.

@@ -82,8 +82,8 @@ impl Tiles {
         if isa.has_avx512() { &AVX512 } else { &AVX2 }
     }
 
-    /// How many rows the next tile takes of the `left` ones: all that it can, but never such that fewer than 4 are left
-    /// over, as tiles below 4 rows wait for their own sums.
+    /// How many rows the next tile takes of the `left` ones, which are divided as evenly as can be: a short tile loads whole
+    /// panels for few sums. Of 64 rows five tiles of 12 and one of 4 were made, and are four of 11 and two of 10 now.
     pub(super) fn next_rows(&self, left: usize) -> usize {
         next_rows(left, self.rows)
     }
@@ -91,13 +91,7 @@ impl Tiles {
 
 /// [`Tiles::next_rows`] for tiles of at most `most` rows.
 pub(super) fn next_rows(left: usize, most: usize) -> usize {
-    if left <= most {
-        left
-    } else if left < most + 4 {
-        left.div_ceil(2)
-    } else {
-        most
-    }
+    left.div_ceil(left.div_ceil(most).max(1))
 }
 
 /// A product with its pointers, ready to be run in tasks.
@@ -308,7 +302,13 @@ impl<'a> BlockProduct<'a> {
                                 t.q = t.copy;
                             }
                         }
-                        let [mut b0, mut b1, mut b2] = self.beside(batch, kb, i0..i1, s0, cols);
+                        let [mut b0, mut b1, mut b2] = match self.epilogue {
+                            Some(_) => self.beside(batch, kb, i0..i1, s0, cols),
+                            None if self.c.is_null() => [Ahead::NONE; 3],
+                            None => {
+                                [self.laid_out_as_c(target.c, i0..i1, s0, cols), Ahead::NONE, Ahead::NONE]
+                            }
+                        };
                         self.strips(
                             &mut t,
                             i0,
@@ -417,13 +417,17 @@ impl<'a> BlockProduct<'a> {
             if at.is_null() {
                 return Ahead::NONE;
             }
-            let at = at.wrapping_add(batch * self.c_batch);
-            if self.plan.swap {
-                Ahead::new(at.wrapping_add(col * self.c_row + rows.start), self.c_row, cols, rows.len())
-            } else {
-                Ahead::new(at.wrapping_add(rows.start * self.c_row + col), self.c_row, rows.len(), cols)
-            }
+            self.laid_out_as_c(at.wrapping_add(batch * self.c_batch), rows.clone(), col, cols)
         })
+    }
+
+    /// These rows and columns of what is laid out as a C that begins at `at`.
+    fn laid_out_as_c(&self, at: *const f32, rows: Range<usize>, col: usize, cols: usize) -> Ahead {
+        if self.plan.swap {
+            Ahead::new(at.wrapping_add(col * self.c_row + rows.start), self.c_row, cols, rows.len())
+        } else {
+            Ahead::new(at.wrapping_add(rows.start * self.c_row + col), self.c_row, rows.len(), cols)
+        }
     }
 
     /// The tiles of rows `i0..i1` by the panels in `t`.

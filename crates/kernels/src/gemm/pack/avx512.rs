@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::{MR, lanes, store_turned};
-use super::super::block::next_rows;
+use super::super::block::{NR, next_rows};
 use super::prefetch;
 
 /// Steps of k that are copied at a time: a vector of each row, where rows are contiguous along k.
@@ -37,7 +37,7 @@ pub(in super::super) unsafe fn strips(
                     let mask = lanes(strip);
                     for l in l0..l1 {
                         let row = _mm512_maskz_loadu_ps(mask, from.add(l * k_stride));
-                        _mm512_mask_storeu_ps(to.add(l * strip), mask, row);
+                        store_step(to, strip, l, k, row);
                     }
                 } else if strip == MR && k_stride == 1 {
                     let mask = lanes(l1 - l0);
@@ -55,6 +55,25 @@ pub(in super::super) unsafe fn strips(
                 }
                 i += strip;
             }
+        }
+    }
+}
+
+/// Stores step `l` of `k` of a strip of `strip` rows. A whole vector where what is beyond the step is still to be written,
+/// as masked stores take longer.
+///
+/// # Safety
+/// The CPU has AVX-512; `to` has room for `strip * k` floats, and later steps are stored later.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
+pub(in super::super) unsafe fn store_step(to: *mut f32, strip: usize, l: usize, k: usize, x: __m512) {
+    // SAFETY: both stay inside the strip.
+    unsafe {
+        let at = to.add(l * strip);
+        if l * strip + NR <= k * strip {
+            _mm512_storeu_ps(at, x);
+        } else {
+            _mm512_mask_storeu_ps(at, lanes(strip), x);
         }
     }
 }

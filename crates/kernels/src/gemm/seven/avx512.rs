@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::avx512::{MR, PANEL_AHEAD, each, lanes, opaque};
+use super::super::avx512::{MR, PANEL_AHEAD, each, lanes, opaque, store_first};
 use super::super::block::{Ahead, NR, PrefetchLines, next_rows};
 use super::tiles::SumTarget;
 
@@ -146,7 +146,7 @@ unsafe fn tile<const M: usize, const V: usize>(
                     if end.add {
                         x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(cols, at));
                     }
-                    _mm512_mask_storeu_ps(at, cols, x);
+                    store_first(at, cols, x);
                 }
             });
         }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::super::avx512::{MR, lanes, store_turned};
+use super::super::super::avx512::{MR, lanes, store_first, store_turned};
 use super::super::super::block::{NR, next_rows};
 use super::super::super::pack;
 use super::{LINES, Order, Panels, Quarters, RowsOperand, in_place};
@@ -93,7 +93,7 @@ pub(in super::super) unsafe fn strips(
                     for l in l0..l1 {
                         let x = from.at.map(|at| _mm512_maskz_loadu_ps(mask, at.add(l * from.k + i)));
                         for (s, x) in seven::<RowsOperand>(x).into_iter().enumerate() {
-                            _mm512_mask_storeu_ps(to.add(s * slot + l * strip), mask, x);
+                            pack::avx512::store_step(to.add(s * slot), strip, l, kc, x);
                         }
                     }
                 } else {
@@ -135,7 +135,7 @@ unsafe fn sums_in_place<O: Order>(at: *mut f32, slot: usize, len: usize) {
         unsafe {
             let quarters = O::QUARTERS.map(|s| _mm512_maskz_loadu_ps(mask, at.add(s * slot + i)));
             for (s, sum) in O::SUMS.into_iter().zip(O::sums(quarters)) {
-                _mm512_mask_storeu_ps(at.add(s * slot + i), mask, sum);
+                store_first(at.add(s * slot + i), mask, sum);
             }
         }
     }
