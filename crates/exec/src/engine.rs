@@ -13,6 +13,7 @@ use polyreme_kernels::{Cx, Isa, random};
 use crate::error::ExecError;
 use crate::feed::{Filled, Inputs};
 use crate::group::Group;
+use crate::incoming::Arrival;
 use crate::kernel_types::check_kernels;
 use crate::memory::Memory;
 use crate::moments;
@@ -111,6 +112,8 @@ pub struct Engine {
     pub(crate) timeline: Option<Timeline>,
     /// How long blocks take at least, if that is set.
     pub(crate) pace: Option<BlockPace>,
+    /// What is learnt, if it is still on its way from other ranks.
+    pub(crate) arrival: Option<Arrival>,
 }
 
 impl Engine {
@@ -158,6 +161,7 @@ impl Engine {
             progress: StepProgress::default(),
             timeline: None,
             pace: None,
+            arrival: None,
         };
         engine.add(program)?;
         Ok(engine)

@@ -132,16 +132,30 @@ impl Engine {
             comm.fail(&error.to_string());
             return Err(error);
         }
-        for what in [Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2] {
-            let own = (what == Kept::States && keeps_states).then(|| state.kept(what).to_vec());
+        for what in [Kept::Params, Kept::Moment1, Kept::Moment2] {
             match state.stored_mut(what) {
                 FloatsMut::F32(numbers) => comm.broadcast(numbers, root)?,
                 FloatsMut::Bf16(numbers) => comm.broadcast(numbers, root)?,
                 FloatsMut::F16(_) => unreachable!("moments are stored in f32 or bf16"),
             }
-            if let Some(own) = own {
-                state.kept_mut(what).copy_from_slice(&own);
-            }
+        }
+        self.receive_states(root, keeps_states)
+    }
+
+    /// Collective: states and the count of steps become those of rank `root`. `keeps_states`: this rank keeps its own running
+    /// statistics.
+    pub fn receive_states(&mut self, root: usize, keeps_states: bool) -> Result<(), ExecError> {
+        let group = self.group.as_mut().expect("an engine that joined");
+        let comm = group.comms.along(Axis::Data);
+        let state = &mut self.memory.state;
+        if let Err(error) = state.complete_states(&*self.pool) {
+            comm.fail(&error.to_string());
+            return Err(error);
+        }
+        let own = keeps_states.then(|| state.kept(Kept::States).to_vec());
+        comm.broadcast(state.kept_mut(Kept::States), root)?;
+        if let Some(own) = own {
+            state.kept_mut(Kept::States).copy_from_slice(&own);
         }
         let mut step = [state.step as i64];
         comm.broadcast(&mut step, root)?;

@@ -116,6 +116,11 @@ impl<T: Copy> Ledger<T> {
         self.changed.notify_all();
     }
 
+    /// Whether the loan has ended.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Nothing inside panics halfway, but for what the reader does with what it gets.
     fn lock(&self) -> MutexGuard<'_, Book<T>> {
         self.book.lock().unwrap_or_else(|e| e.into_inner())

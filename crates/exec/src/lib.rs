@@ -11,7 +11,7 @@
 //!   long vectors.
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
 //!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
-//!   checkpoint. [`finite`]: where a NaN came from. [`timeline`]: where the time goes. `node_times`: of each node. [`pace`]: blocks
+//!   checkpoint, or to a rank that enters ([`incoming`]). [`finite`]: where a NaN came from. [`timeline`]: where the time goes. `node_times`: of each node. [`pace`]: blocks
 //!   that take as long as they are told.
 //! - `launch`, `run`, `product`, `convolution`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for
 //!   kernels that compute on f32. `kernel_types`: which types have kernels.
@@ -31,6 +31,7 @@ pub mod error;
 pub mod feed;
 pub mod finite;
 mod group;
+pub mod incoming;
 mod kernel_types;
 mod launch;
 pub mod ledger;
@@ -58,6 +59,7 @@ pub use engine::{Engine, Footprint, Options};
 pub use error::{ExecError, RejectedData};
 pub use feed::{Counted, Feed, Filled, Inputs};
 pub use finite::NonFinite;
+pub use incoming::{Arrival, IncomingState, LearntPart, PART_BYTES_MAX};
 pub use loan::{Loan, loan_copies};
 pub use node_times::{node_seconds, step_seconds};
 pub use pace::BlockPace;

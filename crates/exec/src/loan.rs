@@ -14,7 +14,7 @@ use crate::arena::Arena;
 use crate::engine::Engine;
 use crate::ledger::Ledger;
 use crate::state::State;
-use crate::weights::Kept;
+use crate::weights::{Kept, Slot};
 
 /// Copies of what an update overtakes take at most this fraction of what is lent.
 const ROOM: usize = 16;
@@ -96,6 +96,10 @@ impl Lent {
         self.exact.settle(what, range.clone());
         self.halves.settle(what, range);
     }
+
+    fn is_closed(&self) -> bool {
+        self.exact.ledger.is_closed() && self.halves.ledger.is_closed()
+    }
 }
 
 impl<T: Element> Lending<T> {
@@ -147,27 +151,29 @@ impl Engine {
         if self.first().role.as_ref().is_some_and(|role| role.ranks > 1) {
             return None;
         }
-        let ranges = |what: Kept| -> Vec<Range<usize>> {
-            let slots = match what {
-                Kept::Moment1 | Kept::Moment2 => self.moment_slots(what),
-                Kept::Params
-                | Kept::Average
-                | Kept::States
-                | Kept::Residual
-                | Kept::Factors
-                | Kept::Velocity => self.param_slots(),
-            };
-            slots.into_iter().map(|slot| slot.range).collect()
+        let ranges = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.range).collect();
+        let params: Vec<Range<usize>> = ranges(self.param_slots());
+        let moments = [Kept::Moment1, Kept::Moment2].map(|what| (what, ranges(self.moment_slots(what))));
+        let all = [(Kept::Average, params.clone()), (Kept::Params, params)].into_iter().chain(moments);
+        Some(self.lend_ranges(&all.collect::<Vec<_>>()))
+    }
+
+    /// Lends ranges of parameters, moments and averages as they are now, each to be read once. Only what this rank alone updates can
+    /// be lent.
+    pub(crate) fn lend_ranges(&mut self, ranges: &[(Kept, Vec<Range<usize>>)]) -> Loan {
+        let of = |what: Kept| -> Vec<Range<usize>> {
+            ranges.iter().filter(|(kept, _)| *kept == what).flat_map(|(_, ranges)| ranges.clone()).collect()
         };
         let state = &self.memory.state;
-        let (exact, halves) = (Lending::new(state, ranges), Lending::new(state, ranges));
+        let (exact, halves) = (Lending::new(state, of), Lending::new(state, of));
         let lent = Arc::new(Lent { exact, halves, order: self.order_of_updates() });
-        self.memory.state.lent = Some(lent.clone());
-        Some(Loan { lent })
+        self.memory.state.lent.retain(|lent| !lent.is_closed());
+        self.memory.state.lent.push(lent.clone());
+        Loan { lent }
     }
 
     /// Ranges of the parameters in the order in which a step updates them.
-    fn order_of_updates(&self) -> Vec<Range<usize>> {
+    pub(crate) fn order_of_updates(&self) -> Vec<Range<usize>> {
         let (program, ready) = (self.first(), self.layout());
         let param = |p: usize| {
             let value = ready.body.graph.params[p].value;

@@ -136,6 +136,11 @@ impl StepProgress {
     }
 }
 
+/// Whether an instruction reads or changes parameters and what is learnt with them, after all sums of a step.
+fn changes_learnt(instr: &Instr) -> bool {
+    matches!(instr, Instr::Measure { .. } | Instr::Update { .. } | Instr::Outer { .. } | Instr::Follow { .. })
+}
+
 impl Engine {
     /// Runs the selected program. One that updates parameters counts as a step.
     ///
@@ -164,8 +169,15 @@ impl Engine {
         let (entered, step, sent) = (self.clock(), self.step_number(&loaded), self.sent_bytes());
         for instr in &loaded.program.instrs {
             let began = self.clock();
+            if self.arrival.is_some() && changes_learnt(instr) {
+                self.arrive()?;
+            }
             self.read(&loaded, instr, feed)?;
             self.note_instr(&loaded, instr, began);
+        }
+        if loaded.program.optimizer.is_some() {
+            // A step that is skipped changes nothing.
+            self.arrive()?;
         }
         self.note_program(&loaded, step, entered);
         // No communication happens that the program does not list.

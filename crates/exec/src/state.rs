@@ -77,8 +77,8 @@ pub(crate) struct State {
     pub(crate) lengths: Lengths,
     /// How many training steps are done.
     pub(crate) step: u64,
-    /// The last loan.
-    pub(crate) lent: Option<Arc<Lent>>,
+    /// Loans, as long as they may be read.
+    pub(crate) lent: Vec<Arc<Lent>>,
 }
 
 impl State {
@@ -113,7 +113,7 @@ impl State {
             velocity: Arena::new(lengths.velocity * F32_BYTES, "the velocity of outer steps", par)?,
             lengths,
             step: 0,
-            lent: None,
+            lent: Vec::new(),
         })
     }
 
@@ -123,13 +123,11 @@ impl State {
             true => Arena::new(bytes, what, par).map(Some),
             false => Ok(None),
         };
-        let Lengths { params, states, average, moments, moments_dtype, .. } = self.lengths;
+        let Lengths { params, average, moments, moments_dtype, .. } = self.lengths;
         if let Some(arena) = reserve(&self.params, params * F32_BYTES, "parameters")? {
             self.params = arena.into();
         }
-        if let Some(arena) = reserve(&self.states, states * F32_BYTES, "states")? {
-            self.states = arena;
-        }
+        self.complete_states(par)?;
         for (own, len) in self.moments.iter_mut().zip(moments) {
             if let Some(arena) = reserve(own, len * moments_dtype.bytes(), "the optimizer's state")? {
                 *own = arena.into();
@@ -137,6 +135,15 @@ impl State {
         }
         if let Some(arena) = reserve(&self.average, average * F32_BYTES, "averaged parameters")? {
             self.average = arena.into();
+        }
+        Ok(())
+    }
+
+    /// The same for running statistics alone.
+    pub(crate) fn complete_states(&mut self, par: &dyn Parallel) -> Result<(), ExecError> {
+        let bytes = self.lengths.states * F32_BYTES;
+        if self.states.bytes() < bytes {
+            self.states = Arena::new(bytes, "states", par)?;
         }
         Ok(())
     }
@@ -164,6 +171,11 @@ impl State {
             Kept::Factors => (&self.factors, self.lengths.factors),
             Kept::Velocity => (&self.velocity, self.lengths.velocity),
         }
+    }
+
+    /// How many elements an arena has.
+    pub(crate) fn len(&self, what: Kept) -> usize {
+        self.arena(what).1
     }
 
     /// What the elements of an arena are.
@@ -236,9 +248,7 @@ impl State {
 
     /// Waits until a range may be overwritten: no reader of a loan reads it in place any more.
     pub(crate) fn settle(&self, what: Kept, range: Range<usize>) {
-        if let Some(lent) = &self.lent {
-            lent.settle(what, range);
-        }
+        self.lent.iter().for_each(|lent| lent.settle(what, range.clone()));
     }
 
     /// The same for parameters and their moments, which are updated together.

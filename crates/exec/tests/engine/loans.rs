@@ -1,6 +1,6 @@
 //! What is lent to a reader does not change while steps go on, and the memory for copies stays within bounds.
 
-use polyreme_exec::{Engine, Kept, Loan, Options};
+use polyreme_exec::{Engine, ExecError, Kept, Loan, Options};
 use polyreme_graph::{Builder, DType, Graph, Init, Instr, Moments, Optimizer, Program, differentiate};
 
 const ADAM: Optimizer = Optimizer::Adam(Moments::DEFAULT);
@@ -114,5 +114,49 @@ fn the_order_of_updates_has_all_parameters() {
             let covered = loan.order().iter().any(|r| r.start <= slot.range.start && slot.range.end <= r.end);
             assert!(covered, "{}", slot.name);
         }
+    }
+}
+
+/// A rank that enters computes nothing with what is learnt before the update of a step: it may come until then, in any order.
+#[test]
+fn what_comes_in_parts_before_an_update_is_as_if_it_had_been_there() {
+    let [mut half, _, mut late, _] = engines();
+    for (engine, number) in [(&mut half, 0), (&mut late, 2)] {
+        let [mut enters, mut undisturbed] = [(); 2].map(|()| engines().into_iter().nth(number).unwrap());
+        // Gradients do not depend on them, and updates do.
+        for what in [Kept::Moment1, Kept::Moment2] {
+            enters.put_kept(what, 0, &vec![0.0; enters.kept_wide(what).len()]);
+        }
+        let parts = engine.learnt_parts();
+        let loan = engine.lend_parts(&parts);
+        let mut incoming = enters.incoming()().unwrap();
+        enters.expect(Box::new(move || {
+            for (number, part) in parts.iter().enumerate().rev() {
+                let bytes = loan.read_part(part);
+                assert!(!incoming.put(number, &bytes[1..]), "another length");
+                assert!(incoming.put(number, &bytes));
+                assert!(!incoming.put(number, &bytes), "a second time");
+            }
+            assert!(incoming.is_whole() && !incoming.put(parts.len(), &[]));
+            Ok(incoming.into_learnt())
+        }));
+        assert!(!enters.has_learnt());
+        enters.step(0.01).unwrap();
+        undisturbed.step(0.01).unwrap();
+        assert!(enters.has_learnt() && all(&enters) == all(&undisturbed));
+        // The loan has ended.
+        engine.step(0.01).unwrap();
+        assert!(all(engine) == all(&undisturbed));
+    }
+}
+
+/// Whoever asks then knows that this rank has nothing.
+#[test]
+fn what_does_not_come_stays_missing() {
+    let [_, _, mut engine, _] = engines();
+    engine.expect(Box::new(|| Err(ExecError::Layout)));
+    for _ in 0..2 {
+        assert_eq!(engine.step(0.01), Err(ExecError::Layout));
+        assert!(!engine.has_learnt());
     }
 }

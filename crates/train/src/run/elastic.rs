@@ -1,8 +1,8 @@
 //! One generation of an elastic run on one rank, and what the rank carries to the next one.
 //!
 //! A generation is an ordinary run with a fixed group of ranks: the same loop, the same programs. It differs in how it begins and
-//! ends. It begins with what its ranks carry: the state that is furthest counts, ranks that are behind receive it, and if no rank has one,
-//! rank 0 reads the last checkpoint. It ends when training is complete, when ranks are to change at the end of a step, or when a
+//! ends. It begins with what its ranks carry: the state that is furthest counts, ranks that are behind receive it, new ones while
+//! the others train (`entering`), and if no rank has one, rank 0 reads the last checkpoint. It ends when training is complete, when ranks are to change at the end of a step, or when a
 //! rank is lost; then the others keep what they have learnt, all of it after a whole number of steps (`Plan::elastic` says why).
 //!
 //! What a step that cannot be finished has changed is given back: running statistics, which the forward pass writes. Parameters and
@@ -115,11 +115,16 @@ pub fn run_generation(
 ) -> Result<GenerationEnd, TrainError> {
     let mut prepared = prepared.for_ranks(comm.size()).inspect_err(|error| comm.fail(&error.to_string()))?;
     prepared.learner.inherits = generation.source.is_some();
+    let entered = generation.is_entered(&prepared);
+    if entered {
+        prepared.cut.weights = generation.first_shares();
+    }
     let mut carried = carried;
     let mut run = match Run::new(prepared, comm, 1, None) {
         Ok(run) => run,
         Err(error) => return lost(error, carried, false),
     };
+    run.entered = entered;
     let outcome = catch_unwind(AssertUnwindSafe(|| run.generation(hold, &mut carried, generation, observer)));
     match outcome {
         Ok(Ok(Some(summary))) => Ok(GenerationEnd::Finished(Box::new(summary))),
@@ -248,10 +253,13 @@ impl Run {
         self.prepared.stats = self.progress.preparation.stats();
         self.prepared.target_stats = self.progress.preparation.target_stats();
         self.compare_kernels()?;
-        if held.iter().any(|other| *other != held[source]) {
+        // Running statistics are each rank's own.
+        let keeps_states = held[self.rank] == held[source] && self.prepared.learner.plan.shards.is_none();
+        if self.entered {
+            self.learner.engine_mut().receive_states(source, keeps_states)?;
+            self.let_in(generation)?;
+        } else if held.iter().any(|other| *other != held[source]) {
             self.learner.comm().set_doing(Doing::Loading);
-            // Running statistics are each rank's own.
-            let keeps_states = held[self.rank] == held[source] && self.prepared.learner.plan.shards.is_none();
             self.learner.engine_mut().receive_learnt(source, keeps_states)?;
         }
         self.ended = inherited.ended;
@@ -311,12 +319,14 @@ impl Run {
 
     /// Whether this rank has begun, and so has a state that counts.
     fn has_state(&self) -> bool {
-        !self.folder.as_os_str().is_empty()
+        !self.folder.as_os_str().is_empty() && self.learner.engine().has_learnt()
     }
 
     /// What this rank keeps, and whether it had begun a step that it did not finish.
     fn into_carried(self) -> (CarriedState, bool) {
-        let Run { learner, mut progress, ended, files, undo, saved, saved_step, started, .. } = self;
+        let Run { learner, mut progress, ended, files, undo, saved, saved_step, started, transfer, .. } =
+            self;
+        drop(transfer);
         progress.seconds += started.elapsed().as_secs_f64();
         let mut learnt = learner.into_learnt();
         let mut redoes = false;

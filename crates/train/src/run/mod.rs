@@ -18,6 +18,7 @@ pub mod advice;
 pub(crate) mod apart;
 pub mod degrees;
 pub mod elastic;
+mod entering;
 mod factors;
 mod files;
 pub mod fit;

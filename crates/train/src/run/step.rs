@@ -30,8 +30,10 @@ impl Run {
         let (pace, first) = (self.prepared.pace, self.learner.steps_done());
         let (order, part) = (self.prepared.order(0), self.part.clone());
         let set = self.prepared.fills_by_step().then(|| self.prepared.sets.train.clone());
+        // Ranks that have entered get samples after the first step; until then there may be none to be found.
+        let until = if self.entered { first + 1 } else { steps };
         let plan =
-            (first..steps).flat_map(move |step| spans_of_step(step, pace, order, &part, set.as_deref()));
+            (first..until).flat_map(move |step| spans_of_step(step, pace, order, &part, set.as_deref()));
         let data = &self.prepared.job.data;
         let cheap = !matches!(data.source, Source::Images { .. } | Source::Tar { .. });
         let threads = data.threads.unwrap_or(if cheap { 1 } else { self.prepared.threads });
@@ -182,6 +184,15 @@ impl Run {
             return Ok(false);
         }
         self.share_out(weights, done, why, observer)
+    }
+
+    /// Shares samples out equally from now on: ranks that have entered get theirs. Collective.
+    pub(super) fn share_equally(&mut self, done: u64, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let weights = vec![1.0; self.prepared.cut.ranks()];
+        if self.share_out(weights, done, None, observer)? {
+            self.pulse = Pulse::new(&self.prepared, self.rank);
+        }
+        Ok(())
     }
 
     /// Shares samples out by these weights from now on; whether all ranks can. Collective.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::apart::{hand_over_apart, ship_apart};
 use super::degrees::{self, Degrees};
 use super::elastic::Undo;
+use super::entering::Transfer;
 use super::files::Files;
 use super::folder::{Hold, hold_given};
 use super::frozen::write_frozen;
@@ -80,6 +81,10 @@ pub(super) struct Run {
     pub(super) servers: Option<Servers>,
     /// Whether what follows the last step (evaluation, checkpoint) is done.
     pub(super) ended: bool,
+    /// Whether ranks have entered that have no samples yet.
+    pub(super) entered: bool,
+    /// What brings them what is learnt.
+    pub(super) transfer: Option<Transfer>,
 }
 
 /// What ranks wish, and tell each other in every step, or in the last of several without a flush.
@@ -164,6 +169,8 @@ impl Run {
             undo: prepared.job.parallel.elastic.map(|_| Undo::default()),
             servers: None,
             ended: true,
+            entered: false,
+            transfer: None,
             prepared,
         })
     }
@@ -334,7 +341,10 @@ impl Run {
             if wishes.change && step + 1 < steps {
                 return Ok(None);
             }
-            if wishes.look && self.rebalance(step + 1, observer)? {
+            if std::mem::take(&mut self.entered) {
+                self.share_equally(step + 1, observer)?;
+                loader = self.loader(steps)?;
+            } else if wishes.look && self.rebalance(step + 1, observer)? {
                 loader = self.loader(steps)?;
             }
         }
