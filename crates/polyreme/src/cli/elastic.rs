@@ -4,7 +4,7 @@
 //! [`member`]. `polyreme coordinator` only coordinates: all ranks join it.
 
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -26,6 +26,7 @@ use crate::cluster::elastic::MEMBER;
 use crate::cluster::elastic::chaos::ChaosSpec;
 use crate::cluster::elastic::coordinator;
 use crate::cluster::elastic::launcher::{self, ElasticLaunch};
+use crate::cluster::elastic::network::OwnNetwork;
 use crate::cluster::lifeline::{Lifeline, last_words};
 use crate::cluster::{Asked, Setup, Transport, spawn};
 use crate::{output, process};
@@ -44,8 +45,10 @@ pub(super) struct ElasticArgs {
     /// 127.0.0.1, and ranks that end with this process].
     #[arg(long, value_name = "ADDR:PORT", help_heading = HEADING)]
     listen: Option<SocketAddr>,
-    /// Test an elastic run by faults from a seed: `kill=1s,stop=5s:2s,join=3s,seed=7` kills a rank every second, stops one for
-    /// two seconds every five, and adds one every three.
+    /// Test an elastic run by faults from a seed: `kill=1s,stop=5s:2s,cut=7s:2s,join=3s,seed=7` kills a rank every second, stops one
+    /// for two seconds every five, cuts one off from the network for two seconds every seven, and adds one every three. A length may
+    /// be a range: stop=5s:2s..20s. For cuts all ranks get a network of their own (Linux, as root or where user namespaces are
+    /// allowed).
     #[arg(long, value_name = "FAULTS", help_heading = HEADING)]
     chaos: Option<ChaosSpec>,
 }
@@ -135,7 +138,17 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         Ok(secret) => secret,
         Err(_) => spawn::random_secret()?,
     };
-    let listen = asked.args.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+    let network = match asked.args.chaos.as_ref().and_then(|chaos| chaos.cut) {
+        Some(_) if asked.args.listen.is_some() => {
+            return Err(Failure::usage(
+                "`--chaos cut` puts the run into a network of its own, where nobody else can join it; leave out --listen",
+            ));
+        }
+        Some(_) => Some(OwnNetwork::enter()?),
+        None => None,
+    };
+    let here = network.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), OwnNetwork::address);
+    let listen = asked.args.listen.unwrap_or_else(|| SocketAddr::new(here, 0));
     if listen.ip().is_unspecified() {
         return Err(Failure::usage("--listen takes one address of this host, not all of them"));
     }
@@ -179,6 +192,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         max,
         secret,
         chaos: asked.args.chaos.clone(),
+        network,
         json: asked.json,
     };
     process::raise_open_files();

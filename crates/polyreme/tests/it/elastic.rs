@@ -186,6 +186,29 @@ fn a_run_under_chaos_ends_with_the_weights_of_one_without() {
     println!("{summary}");
 }
 
+/// Ranks in network namespaces, each with a link that can be cut: one that is cut off is lost after patience, although nothing of it has
+/// ended.
+#[test]
+fn ranks_whose_links_are_cut_change_no_bit() {
+    let namespace = Command::new("unshare").args(["--net", "--", "ip", "link"]).output();
+    if !namespace.is_ok_and(|out| out.status.success()) {
+        return crate::binary::cannot_run("network namespaces need root, `unshare` and `ip`");
+    }
+    let folder = folder(&endless().replace("threads = 1", "threads = 1\npatience = 2"));
+    let chaos = "cut=1s:300ms..60s,seed=2";
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run", "--chaos", chaos];
+    let mut run = Watched::start(command(folder.path(), &args));
+    let cut = run.until(|line| line["event"] == "fault");
+    assert!(cut["fault"] == "cut" && cut["lasts_s"].as_f64() > Some(2.0), "it is missed: {cut}");
+    let second = run.until(|line| is_generation(line, 2));
+    assert!(second["ranks"] == 2 && second["why"].as_str().unwrap().contains("silent"), "{second}");
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!(summary["ranks_lost"], 1);
+    equals_an_undisturbed_run(folder.path(), &summary);
+}
+
 /// A rank that is asked to end finishes the step and leaves, also the first one: no rank is lost. When all are asked, the last save.
 #[test]
 fn a_terminated_rank_hands_over_and_leaves() {
@@ -324,6 +347,10 @@ fn what_cannot_be_elastic_is_refused_before_anything_runs() {
     check(&["--elastic", "--processes", "20"], "parallel.elastic.max");
     check(&["--chaos", "kill=1s"], "--elastic");
     check(&["--elastic", "--processes", "2", "--listen", "0.0.0.0:0"], "one address");
+    check(
+        &["--elastic", "--processes", "2", "--listen", "127.0.0.1:0", "--chaos", "cut=2s:1s"],
+        "leave out --listen",
+    );
     let out = command(folder.path(), &["train", "job.toml", "--elastic"])
         .envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")])
         .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("POLYREME_SECRET", SECRET)])

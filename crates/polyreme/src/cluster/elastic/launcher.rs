@@ -27,6 +27,7 @@ use super::super::lifeline::LauncherMessage;
 use super::super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
 use super::MEMBER;
 use super::chaos::{Chaos, ChaosSpec, Fault};
+use super::network::OwnNetwork;
 use super::status::status;
 use crate::{output, process};
 
@@ -51,6 +52,8 @@ pub struct ElasticLaunch {
     pub secret: String,
     /// Faults, if they are wanted.
     pub chaos: Option<ChaosSpec>,
+    /// The network in which ranks can be cut off, if that is wanted.
+    pub network: Option<OwnNetwork>,
     /// Whether lines are for programs.
     pub json: bool,
 }
@@ -139,8 +142,12 @@ impl Launcher {
     fn start(&mut self) -> io::Result<()> {
         let number = self.next;
         self.next += 1;
-        let mut command = Command::new(&self.launch.program);
-        command.args(&self.launch.args).env(LAUNCHED, "1").env(MEMBER, number.to_string());
+        let ElasticLaunch { program, args, network, .. } = &self.launch;
+        let mut command = match network {
+            Some(network) => network.command(program),
+            None => Command::new(program),
+        };
+        command.args(args).env(LAUNCHED, "1").env(MEMBER, number.to_string());
         for key in [
             "RANK",
             "WORLD_SIZE",
@@ -154,6 +161,13 @@ impl Launcher {
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
+        // It waits for its first line.
+        let connected = network.as_ref().map_or(Ok(()), |network| network.connect(number, child.id()));
+        if let Err(error) = connected {
+            drop(child.kill());
+            drop(child.wait());
+            return Err(error);
+        }
         let words = Arc::new(Mutex::new(LastWords::default()));
         let mut line = child.stdin.take();
         say(&mut line, &LauncherMessage::Secret(self.launch.secret.clone()));
@@ -293,31 +307,59 @@ impl Launcher {
         let room = self.running.len() < self.launch.max;
         let Some(chaos) = &mut self.chaos else { return Ok(()) };
         for fault in chaos.due(now, &ranks, room) {
-            let child = |number: u64, running: &BTreeMap<u64, Running>| {
-                running.get(&number).and_then(|r| Pid::from_raw(r.child.id() as i32))
+            let pid = match fault {
+                Fault::Kill(number)
+                | Fault::Stop(number, _)
+                | Fault::Continue(number)
+                | Fault::Cut(number, _)
+                | Fault::Mend(number) => {
+                    // A child that was not waited for yet: its pid is still its own.
+                    let running = self.running.get(&number);
+                    let Some(pid) = running.and_then(|r| Pid::from_raw(r.child.id() as i32)) else {
+                        continue;
+                    };
+                    pid
+                }
+                Fault::Join => {
+                    self.start()?;
+                    continue;
+                }
             };
             match fault {
                 Fault::Kill(number) => {
-                    if let Some(pid) = child(number, &self.running) {
-                        self.office.struck(number);
-                        // A child that was not waited for yet: its pid is still its own.
-                        kill_process(pid, Signal::KILL)?;
+                    self.office.struck(number);
+                    kill_process(pid, Signal::KILL)?;
+                }
+                Fault::Stop(..) => kill_process(pid, Signal::STOP)?,
+                Fault::Continue(_) => kill_process(pid, Signal::CONT)?,
+                Fault::Cut(number, _) | Fault::Mend(number) => {
+                    if let Some(network) = &self.launch.network {
+                        network.set_link(number, matches!(fault, Fault::Mend(_)))?;
                     }
                 }
-                Fault::Stop(number) => {
-                    if let Some(pid) = child(number, &self.running) {
-                        kill_process(pid, Signal::STOP)?;
-                    }
-                }
-                Fault::Continue(number) => {
-                    if let Some(pid) = child(number, &self.running) {
-                        kill_process(pid, Signal::CONT)?;
-                    }
-                }
-                Fault::Join => self.start()?,
+                Fault::Join => {}
             }
+            self.tell_fault(fault, pid);
         }
         Ok(())
+    }
+
+    /// A line for programs that judge what a run made of it.
+    fn tell_fault(&self, fault: Fault, pid: Pid) {
+        let (what, lasts) = match fault {
+            Fault::Kill(_) => ("kill", None),
+            Fault::Stop(_, lasts) => ("stop", Some(lasts)),
+            Fault::Cut(_, lasts) => ("cut", Some(lasts)),
+            Fault::Continue(_) => ("continue", None),
+            Fault::Mend(_) => ("mend", None),
+            Fault::Join => return,
+        };
+        if self.launch.json {
+            let lasts = lasts.map(|lasts| lasts.as_secs_f64());
+            let pid = pid.as_raw_nonzero().get();
+            let line = json!({"event": "fault", "fault": what, "pid": pid, "lasts_s": lasts});
+            output::out().line(&line.to_string());
+        }
     }
 
     fn tell_all(&mut self, message: &LauncherMessage) {

@@ -6,7 +6,7 @@
 //! and otherwise all ranks save and stop.
 //!
 //! # Layout
-//! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed.
+//! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed. [`network`]: links that can be cut.
 //! - [`coordinator`]: the coordinator as a process of its own. [`successor`]: as a thread of a rank. `status`: how things stand.
 //! - [`group`]: from a generation that a rank is told to form to a group that can talk.
 
@@ -14,6 +14,7 @@ pub mod chaos;
 pub mod coordinator;
 pub mod group;
 pub mod launcher;
+pub mod network;
 mod status;
 pub mod successor;
 
