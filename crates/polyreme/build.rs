@@ -8,7 +8,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let target = variable("TARGET");
-    let chosen_by_user = ["RUSTC_LINKER", "CARGO_ENCODED_RUSTFLAGS"].into_iter().any(|name| !variable(name).is_empty());
+    let chosen_by_user =
+        ["RUSTC_LINKER", "CARGO_ENCODED_RUSTFLAGS"].into_iter().any(|name| !variable(name).is_empty());
     if variable("PROFILE") != "release" || target != "x86_64-unknown-linux-gnu" || chosen_by_user {
         return;
     }

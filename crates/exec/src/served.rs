@@ -2,13 +2,14 @@
 //!
 //! A server starts with what the engine beside it has, and works on a copy: the engine's own weights are those that its rank computes with, which may
 //! be older. When nothing is under way, [`ServedRanges::give_back`] copies the optimizer state into the engine, from which
-//! checkpoints are taken; the weights every rank has pulled.
+//! checkpoints are taken; the weights every rank has pulled. Where ranks may be lost, each pulls the optimizer state too
+//! ([`Engine::pull_all`]), so that it outlives its server.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_collective::servers::{PushedGradient, RangeStore, ServerClient};
-use polyreme_graph::{Learning, Optimizer, learnt_alike};
+use polyreme_graph::{Learning, Optimizer, Role, learnt_alike};
 use polyreme_kernels::optim::StepHyper;
 use polyreme_kernels::{Cx, Isa};
 
@@ -36,32 +37,36 @@ pub struct ServedRanges {
 struct OwnRange {
     at: Range<usize>,
     alike: Vec<(Range<usize>, Learning)>,
+    /// Where its moments lie among those of the engine beside it.
+    moments_at: usize,
 }
 
 impl ServedRanges {
-    /// What the server beside this engine holds, as the engine has it; `None` if there is no server beside it.
-    pub fn of(engine: &Engine, rate: RateOf) -> Result<Option<ServedRanges>, ExecError> {
+    /// What the server beside this engine holds, as the engine has it. Of a small model that may be nothing.
+    pub fn of(engine: &Engine, rate: RateOf) -> Result<ServedRanges, ExecError> {
         let program = engine.first();
         let optimizer = program.optimizer.ok_or(ExecError::NoOptimizer)?;
         let own = engine.role().rank;
         let (mut ranges, mut params) = (Vec::new(), Vec::new());
+        let states = MOMENTS.into_iter().take(optimizer.n_states());
+        let kept: Vec<&[f32]> = states.map(|what| engine.kept(what)).collect();
+        let mut moments = vec![Vec::new(); kept.len()];
         let weights = engine.kept(Kept::Params);
         for served in program.served.iter().filter(|served| served.server == own) {
             let Range { start, end } = served.params;
             let alike = learnt_alike(program.graph(), &served.params)
                 .into_iter()
                 .map(|(run, learning)| (run.start - start..run.end - start, learning));
-            ranges.push(OwnRange { at: params.len()..params.len() + end - start, alike: alike.collect() });
+            let moments_at = moments_at(engine.role(), start);
+            let at = params.len()..params.len() + end - start;
+            ranges.push(OwnRange { at, alike: alike.collect(), moments_at });
             params.extend_from_slice(&weights[start..end]);
+            for (own, kept) in moments.iter_mut().zip(&kept) {
+                own.extend_from_slice(&kept[moments_at..moments_at + end - start]);
+            }
         }
-        if ranges.is_empty() {
-            return Ok(None);
-        }
-        // The engine keeps the moments of these ranges, one after the other.
-        let states = [Kept::Moment1, Kept::Moment2].into_iter().take(optimizer.n_states());
-        let moments = states.map(|what| engine.kept(what).to_vec()).collect();
         let isa = engine.options.isa;
-        Ok(Some(ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient: Vec::new() }))
+        Ok(ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient: Vec::new() })
     }
 
     /// How many ranges there are.
@@ -71,10 +76,21 @@ impl ServedRanges {
 
     /// Copies the optimizer state into the engine beside it.
     pub fn give_back(&self, engine: &mut Engine) {
-        for (what, moments) in [Kept::Moment1, Kept::Moment2].into_iter().zip(&self.moments) {
-            engine.put_kept(what, 0, moments);
+        for (what, moments) in MOMENTS.into_iter().zip(&self.moments) {
+            for range in &self.ranges {
+                engine.put_kept(what, range.moments_at, &moments[range.at.clone()]);
+            }
         }
     }
+}
+
+/// The states of an optimizer, in their order.
+const MOMENTS: [Kept; 2] = [Kept::Moment1, Kept::Moment2];
+
+/// Where the moments of the parameter at `start` lie among those that a rank keeps.
+fn moments_at(role: &Role, start: usize) -> usize {
+    let before = role.own().iter().map(|own| own.end.min(start).saturating_sub(own.start));
+    before.sum()
 }
 
 impl RangeStore for ServedRanges {
@@ -84,7 +100,7 @@ impl RangeStore for ServedRanges {
 
     fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]) {
         let ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient } = self;
-        let OwnRange { at, alike } = &ranges[range];
+        let OwnRange { at, alike, .. } = &ranges[range];
         let Some((first, others)) = gradients.split_first() else { return };
         gradient.resize(at.len(), 0.0);
         first.copy_to(gradient);
@@ -105,6 +121,10 @@ impl RangeStore for ServedRanges {
 
     fn weights(&self, range: usize) -> &[f32] {
         &self.params[self.ranges[range].at.clone()]
+    }
+
+    fn state(&self, range: usize, which: usize) -> Option<&[f32]> {
+        Some(&self.moments.get(which)?[self.ranges[range].at.clone()])
     }
 }
 
@@ -134,6 +154,26 @@ impl Engine {
         for range in &served {
             let into = &mut self.memory.state.kept_mut(Kept::Params)[range.params.clone()];
             client.receive((range.server, range.number), into)?;
+        }
+        Ok(())
+    }
+
+    /// The same, with the optimizer state. Only where this rank keeps that of all parameters.
+    pub fn pull_all(&mut self) -> Result<(), ExecError> {
+        self.pull_now()?;
+        let served = self.first().served.clone();
+        let n_states = self.first().optimizer.map_or(0, |optimizer| optimizer.n_states());
+        let at: Vec<usize> = served.iter().map(|range| moments_at(self.role(), range.params.start)).collect();
+        let Some(client) = &mut self.servers else { return Ok(()) };
+        for (which, what) in MOMENTS.into_iter().take(n_states).enumerate() {
+            for range in &served {
+                client.pull_state((range.server, range.number), which)?;
+            }
+            let into = self.memory.state.kept_mut(what);
+            for (range, at) in served.iter().zip(&at) {
+                let into = &mut into[*at..*at + range.params.len()];
+                client.receive_state((range.server, range.number), which, into)?;
+            }
         }
         Ok(())
     }

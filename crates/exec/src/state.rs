@@ -58,9 +58,12 @@ impl LearntState {
         self.0.step
     }
 
-    /// States without a gradient, such as running statistics.
-    pub fn states_mut(&mut self) -> &mut [f32] {
-        self.0.kept_mut(Kept::States)
+    /// Becomes what it was after `steps` steps: these arenas were other ones then.
+    pub fn go_back(&mut self, steps: u64, arenas: &[(Kept, Vec<f32>)]) {
+        for (what, numbers) in arenas {
+            self.0.kept_mut(*what).copy_from_slice(numbers);
+        }
+        self.0.step = steps;
     }
 }
 

@@ -259,7 +259,7 @@ pub fn both_passes(ranks: usize, body: &Arc<Body>) -> Program {
 pub(crate) struct Lowering {
     pub(crate) program: Program,
     /// By body.
-    buckets: Vec<Vec<Bucket>>,
+    pub(crate) buckets: Vec<Vec<Bucket>>,
     /// By bucket.
     pub(crate) cuts: Vec<Arc<[usize]>>,
     pub(crate) role: Role,

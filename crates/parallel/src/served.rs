@@ -20,9 +20,9 @@ impl Lowering {
     pub(crate) fn list_served(&mut self) {
         let Some(plan) = self.served else { return };
         let mut numbers = vec![0; plan.servers];
-        for k in 0..self.cuts.len() {
+        for (bucket, cuts) in self.buckets[0].iter().zip(&self.cuts) {
             for (server, number) in numbers.iter_mut().enumerate() {
-                let params = self.role.parts[server][k].clone();
+                let params = bucket.part(cuts, server);
                 if !params.is_empty() {
                     self.program.served.push(ServedRange { server, number: *number, params });
                     *number += 1;
@@ -33,12 +33,11 @@ impl Lowering {
 
     /// Pushes the parts of bucket `k`.
     pub(crate) fn push_bucket(&mut self, k: usize) {
-        let ranges = self.role.parts.iter().map(|parts| &parts[k]).filter(|range| !range.is_empty());
-        let number = |range: &std::ops::Range<usize>| {
-            self.program.served.iter().position(|served| served.params == *range)
-        };
-        let pushes: Vec<Instr> = ranges.filter_map(number).map(Instr::Push).collect();
-        self.program.instrs.extend(pushes);
+        let bucket = &self.buckets[0][k].range;
+        let is_of =
+            |served: &ServedRange| bucket.start <= served.params.start && served.params.end <= bucket.end;
+        let served = self.program.served.iter().enumerate();
+        self.program.instrs.extend(served.filter(|(_, served)| is_of(served)).map(|(n, _)| Instr::Push(n)));
     }
 
     /// What comes behind the gradients: clipping and pushes if they had to wait, then the weights of all ranges.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use polyreme_net::Report;
 use polyreme_net::mailbox::{Class, Label, Letter, Payload};
 
 use super::letters::{
-    NO_BLOCK, PUSH_HEAD, kind, label, place_of, read_floats, session_and_clock, write_floats,
+    NO_BLOCK, PUSH_HEAD, kind, label, place_of, place_of_state, read_floats, session_and_clock, write_floats,
 };
 use super::{ServerMail, failed, report_of};
 
@@ -41,8 +42,8 @@ pub struct ServerClient {
     asked: u64,
     /// By range and server: memory of letters, used again when the last one was sent.
     rooms: BTreeMap<(usize, usize), Arc<Vec<u8>>>,
-    /// Weights that came before they were waited for, by server and range.
-    came: BTreeMap<(usize, usize), Letter>,
+    /// Weights and states that came before they were waited for, by server, kind of letter and place.
+    came: BTreeMap<(usize, u16, u64), Letter>,
     /// Answers of the leases.
     told: VecDeque<LeaseAnswer>,
     sent_bytes: u64,
@@ -108,11 +109,11 @@ impl ServerClient {
     ) -> Result<(), Report> {
         let room = self.rooms.entry((server, range)).or_default();
         let mut bytes = Arc::get_mut(room).map(std::mem::take).unwrap_or_default();
-        bytes.clear();
-        bytes.reserve(PUSH_HEAD + 4 * gradient.len());
-        bytes.extend_from_slice(&weight.to_le_bytes());
-        bytes.extend_from_slice(&scale.to_le_bytes());
-        write_floats(gradient, &mut bytes);
+        // As long as the last one, so nothing is written twice.
+        bytes.resize(PUSH_HEAD + 4 * gradient.len(), 0);
+        bytes[..8].copy_from_slice(&weight.to_le_bytes());
+        bytes[8..PUSH_HEAD].copy_from_slice(&scale.to_le_bytes());
+        write_floats(gradient, &mut bytes[PUSH_HEAD..]);
         *room = Arc::new(bytes);
         let payload = Payload::from(room.clone());
         let label = label(kind::PUSH, self.session, self.clock, place_of(self.block, range));
@@ -136,11 +137,31 @@ impl ServerClient {
     }
 
     /// Waits for a range that was asked for.
-    pub fn receive(&mut self, at: (usize, usize), into: &mut [f32]) -> Result<(), Report> {
+    pub fn receive(&mut self, (server, range): (usize, usize), into: &mut [f32]) -> Result<(), Report> {
+        self.receive_letter((server, kind::WEIGHTS, range as u64), into)
+    }
+
+    /// Asks for the optimizer's state number `which` of a range, as it is.
+    pub fn pull_state(&mut self, (server, range): (usize, usize), which: usize) -> Result<(), Report> {
+        let label = label(kind::PULL_STATE, self.session, self.clock, place_of_state(range, which));
+        self.post(server, Class::Data, label, Payload::from(Vec::new()))
+    }
+
+    /// Waits for it.
+    pub fn receive_state(
+        &mut self,
+        (server, range): (usize, usize),
+        which: usize,
+        into: &mut [f32],
+    ) -> Result<(), Report> {
+        self.receive_letter((server, kind::STATE, place_of_state(range, which)), into)
+    }
+
+    fn receive_letter(&mut self, at: (usize, u16, u64), into: &mut [f32]) -> Result<(), Report> {
         loop {
             if let Some(letter) = self.came.remove(&at) {
                 if letter.len() != 4 * into.len() {
-                    let what = format!("it sent {} bytes for {} weights", letter.len(), into.len());
+                    let what = format!("it sent {} bytes for {} numbers", letter.len(), into.len());
                     return Err(failed(at.0, what));
                 }
                 read_floats(&letter, into);
@@ -155,10 +176,11 @@ impl ServerClient {
         self.mail.rank() == LEASES_AT
     }
 
-    /// Begins a segment: these blocks are to be done. Only for the rank beside the leases.
-    pub fn open(&mut self, segment: u64, blocks: Range<u64>) -> Result<(), Report> {
+    /// Begins a segment: these blocks are to be done, or those that are begun within `longest`. Only for the rank beside the leases.
+    pub fn open(&mut self, segment: u64, blocks: Range<u64>, longest: Duration) -> Result<(), Report> {
         let label = Label { kind: kind::OPEN, ticket: segment, place: blocks.start };
-        self.post(LEASES_AT, Class::Data, label, Payload::from(blocks.end.to_le_bytes().to_vec()))
+        let numbers = [blocks.end, longest.as_micros() as u64].map(u64::to_le_bytes);
+        self.post(LEASES_AT, Class::Data, label, Payload::from(numbers.concat()))
     }
 
     /// Asks for a block; `done` is the last one that it got, if it is in all ranges now.
@@ -191,10 +213,10 @@ impl ServerClient {
         };
         let (place, from) = (letter.label.place, letter.from);
         match letter.label.kind {
-            kind::WEIGHTS => {
+            kind @ (kind::WEIGHTS | kind::STATE) => {
                 let (session, _) = session_and_clock(letter.label.ticket);
                 if session == self.session {
-                    self.came.insert((from, place as usize), letter);
+                    self.came.insert((from, kind, place), letter);
                 }
             }
             kind::LEASE => self.told.push_back(LeaseAnswer::Block(place)),

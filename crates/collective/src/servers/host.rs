@@ -1,5 +1,6 @@
 //! The thread of a server: takes letters, asks the decisions, updates and answers.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use polyreme_net::Report;
-use polyreme_net::mailbox::{Class, Label, Letter};
+use polyreme_net::mailbox::{Class, Label, Letter, Payload};
 use polyreme_net::servers::{
     Discipline, LeaseAction, LeaseEvent, Leases, ParamServer, ServerAction, ServerEvent, Staleness, WorkerId,
 };
@@ -31,6 +32,9 @@ pub trait RangeStore: Send {
 
     /// The weights of a range.
     fn weights(&self, range: usize) -> &[f32];
+
+    /// The optimizer's state number `which` of a range; `None` if it has no such state.
+    fn state(&self, range: usize, which: usize) -> Option<&[f32]>;
 }
 
 /// How a server works.
@@ -42,8 +46,8 @@ pub struct HostOptions {
     pub n_ranges: usize,
     /// The blocks before this one are applied.
     pub done: u64,
-    /// Whether this server has the leases, and how long a segment hands out blocks.
-    pub segment: Option<Duration>,
+    /// Whether this server has the leases.
+    pub leases: bool,
 }
 
 /// A server's thread. Dropping it ends it.
@@ -68,13 +72,14 @@ impl ServerHost {
         options: HostOptions,
     ) -> io::Result<ServerHost> {
         let noted = Arc::new(Noted::default());
-        let HostOptions { discipline, n_ranges, done, segment } = options;
+        let HostOptions { discipline, n_ranges, done, leases } = options;
         let mut desk = ServerDesk {
             mail: mail.clone(),
             noted: noted.clone(),
             store,
             server: ParamServer::new(discipline, n_ranges, done),
-            leases: segment.map(|longest| Leases::new(done, longest)),
+            leases: leases.then(|| Leases::new(done)),
+            written: BTreeMap::new(),
         };
         let name = format!("server {}", mail.rank());
         let thread = thread::Builder::new().name(name).spawn(move || {
@@ -117,6 +122,15 @@ struct ServerDesk<S> {
     store: Arc<Mutex<S>>,
     server: ParamServer<PushedGradient>,
     leases: Option<Leases>,
+    /// By range: its weights as they were last sent.
+    written: BTreeMap<usize, WrittenRange>,
+}
+
+/// The weights of a range as they travel.
+#[derive(Default)]
+struct WrittenRange {
+    version: Option<u64>,
+    bytes: Arc<Vec<u8>>,
 }
 
 impl<S: RangeStore> ServerDesk<S> {
@@ -155,9 +169,12 @@ impl<S: RangeStore> ServerDesk<S> {
                 }
                 ServerEvent::Push { from, clock, block, range, gradient: PushedGradient(letter) }
             }
-            kind::OPEN if letter.from == self.mail.rank() && letter.len() == 8 => {
-                let end = u64::from_le_bytes(letter[..].try_into().expect("eight bytes"));
-                return self.lease(LeaseEvent::Open { segment: letter.label.ticket, blocks: place..end });
+            kind::PULL_STATE => return self.send_state(from, place),
+            kind::OPEN if letter.from == self.mail.rank() && letter.len() == 16 => {
+                let number =
+                    |at: usize| u64::from_le_bytes(letter[at..at + 8].try_into().expect("eight bytes"));
+                let (blocks, longest) = (place..number(0), Duration::from_micros(number(8)));
+                return self.lease(LeaseEvent::Open { segment: letter.label.ticket, blocks, longest });
             }
             kind::ASK | kind::ASK_AND_STOP => {
                 let (segment, number) = session_and_clock(letter.label.ticket);
@@ -174,7 +191,9 @@ impl<S: RangeStore> ServerDesk<S> {
                 ServerAction::Apply { range, gradients, version, .. } => {
                     lock(&self.store).apply(range, version, &gradients);
                 }
-                ServerAction::Answer { to, range, clock, .. } => self.send(to, range, clock)?,
+                ServerAction::Answer { to, range, clock, version } => {
+                    self.send(to, range, clock, version)?;
+                }
                 ServerAction::Refuse { to, why } if why.is_fault() => self.refuse(to, &why.to_string())?,
                 ServerAction::Refuse { .. } => {}
             }
@@ -186,10 +205,35 @@ impl<S: RangeStore> ServerDesk<S> {
         self.server.n_ranges()
     }
 
-    fn send(&mut self, to: WorkerId, range: usize, clock: u64) -> Result<(), Report> {
-        let mut bytes = Vec::new();
-        write_floats(lock(&self.store).weights(range), &mut bytes);
-        self.post(to.worker, label(kind::WEIGHTS, to.session, clock, range as u64), bytes)
+    /// Sends the weights of a range; several workers that ask for one version get the same letter.
+    fn send(&mut self, to: WorkerId, range: usize, clock: u64, version: u64) -> Result<(), Report> {
+        let written = self.written.entry(range).or_default();
+        if written.version != Some(version) {
+            let mut bytes = Arc::get_mut(&mut written.bytes).map(std::mem::take).unwrap_or_default();
+            let store = lock(&self.store);
+            let weights = store.weights(range);
+            bytes.resize(4 * weights.len(), 0);
+            write_floats(weights, &mut bytes);
+            *written = WrittenRange { version: Some(version), bytes: Arc::new(bytes) };
+        }
+        let payload = Payload::from(written.bytes.clone());
+        self.post(to.worker, label(kind::WEIGHTS, to.session, clock, range as u64), payload)
+    }
+
+    fn send_state(&mut self, to: WorkerId, place: u64) -> Result<(), Report> {
+        let (which, range) = block_and_range(place);
+        let store = lock(&self.store);
+        let state = (range < self.ranges()).then(|| store.state(range, which as usize)).flatten();
+        let bytes = state.map(|state| {
+            let mut bytes = vec![0; 4 * state.len()];
+            write_floats(state, &mut bytes);
+            bytes
+        });
+        drop(store);
+        match bytes {
+            Some(bytes) => self.post(to.worker, label(kind::STATE, to.session, 0, place), bytes),
+            None => self.refuse(to, &format!("there is no state {which} of range {range} at this server")),
+        }
     }
 
     fn refuse(&mut self, to: WorkerId, why: &str) -> Result<(), Report> {
@@ -209,7 +253,8 @@ impl<S: RangeStore> ServerDesk<S> {
         Ok(())
     }
 
-    fn post(&mut self, to: usize, label: Label, bytes: Vec<u8>) -> Result<(), Report> {
+    fn post(&mut self, to: usize, label: Label, bytes: impl Into<Payload>) -> Result<(), Report> {
+        let bytes = bytes.into();
         self.noted.sent_bytes.fetch_add(self.mail.wire_bytes(to, bytes.len()), Ordering::Relaxed);
         let posted = self.mail.to_workers.post(to, Class::Data, label, bytes);
         posted.map_err(|error| report_of(error, to))

@@ -1,6 +1,7 @@
 //! What is written on letters between workers and servers.
 //!
-//! The ticket is the worker's session and clock, 32 bits each. The place is a range, or a block and a range in 16 bits. Gradients and weights
+//! The ticket is the worker's session and clock, 32 bits each. The place is a range, or a range in 16 bits and a block, or which state of
+//! the optimizer. Gradients and weights
 //! are f32 in little-endian order, as all numbers on the wire; a push has two numbers before them.
 
 use polyreme_net::mailbox::{Label, Letter};
@@ -21,6 +22,8 @@ pub(super) mod kind {
     pub(crate) const REST: u16 = 11;
     pub(crate) const OVER: u16 = 12;
     pub(crate) const REFUSED: u16 = 13;
+    pub(crate) const PULL_STATE: u16 = 14;
+    pub(crate) const STATE: u16 = 15;
 }
 
 /// Bytes of a push before its gradients: the weight of its samples, and what its gradients are multiplied by.
@@ -44,6 +47,11 @@ pub(super) fn session_and_clock(ticket: u64) -> (u64, u64) {
 pub(super) fn sender(letter: &Letter) -> (WorkerId, u64) {
     let (session, clock) = session_and_clock(letter.label.ticket);
     (WorkerId { worker: letter.from, session }, clock)
+}
+
+/// A range and the number of an optimizer state as a place.
+pub(super) fn place_of_state(range: usize, which: usize) -> u64 {
+    place_of(which as u64, range)
 }
 
 /// A block and a range as a place.
@@ -91,10 +99,8 @@ pub(super) fn read_floats(bytes: &[u8], into: &mut [f32]) {
     into.iter_mut().zip(bytes.chunks_exact(4)).for_each(|(to, bytes)| *to = float(bytes));
 }
 
-/// Appends numbers as they travel.
-pub(super) fn write_floats(numbers: &[f32], into: &mut Vec<u8>) {
-    let from = into.len();
-    into.resize(from + 4 * numbers.len(), 0);
-    let to = into[from..].chunks_exact_mut(4);
+/// Writes numbers as they travel.
+pub(super) fn write_floats(numbers: &[f32], into: &mut [u8]) {
+    let to = into.chunks_exact_mut(4);
     to.zip(numbers).for_each(|(to, x)| to.copy_from_slice(&x.to_le_bytes()));
 }

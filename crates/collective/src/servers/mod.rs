@@ -9,6 +9,8 @@
 //!      [weight, scale, gradients]  -->     ... the store adds up and updates ([`RangeStore`])
 //!    pull: place = range           -->     ... when it may be answered:
 //!                                  <--   weights: place = range [f32 ...]
+//!    pull state: place = range, which -->  what the optimizer keeps, when nothing is under way
+//!                                  <--   state: place = range, which [f32 ...]
 //!    ask: place = done block       -->     only server 0, which has the leases
 //!                                  <--   lease, rest, or over: place = block
 //! ```

@@ -22,6 +22,10 @@ impl RangeStore for Plain {
     fn weights(&self, range: usize) -> &[f32] {
         &self.0[range]
     }
+
+    fn state(&self, _: usize, _: usize) -> Option<&[f32]> {
+        None
+    }
 }
 
 fn on_ranks<T: Send>(
@@ -36,8 +40,7 @@ fn on_ranks<T: Send>(
                 let mail = ServerMail::new(&mut comm).unwrap();
                 let host = (comm.rank() < 2).then(|| {
                     let store = Arc::new(Mutex::new(Plain(vec![vec![0.0; 5], vec![0.0; 300]])));
-                    let segment = (comm.rank() == 0).then_some(Duration::from_secs(5));
-                    let options = HostOptions { discipline, n_ranges: 2, done: 0, segment };
+                    let options = HostOptions { discipline, n_ranges: 2, done: 0, leases: comm.rank() == 0 };
                     ServerHost::start(mail.clone(), store, options).unwrap()
                 });
                 let mut client = ServerClient::new(mail, 2);
@@ -103,7 +106,8 @@ fn every_block_of_a_segment_is_in_all_ranges_once() {
             let mut weights = Vec::new();
             for segment in 1..=2 {
                 if comm.rank() == 0 {
-                    client.open(segment, (segment - 1) * 20..segment * 20).unwrap();
+                    let blocks = (segment - 1) * 20..segment * 20;
+                    client.open(segment, blocks, Duration::from_secs(5)).unwrap();
                 }
                 let mut done = None;
                 client.join().unwrap();
@@ -141,18 +145,48 @@ fn every_block_of_a_segment_is_in_all_ranges_once() {
     }
 }
 
+/// Every message that is refused says why, and no weight is another one than before.
 #[test]
-fn what_breaks_the_protocol_is_refused_in_words() {
+fn what_breaks_the_protocol_is_refused_in_words_and_changes_nothing() {
     let got = on_ranks(2, Discipline::Free, |client, comm| {
-        if comm.rank() == 0 {
-            return String::new();
+        let mut said = Vec::new();
+        if comm.rank() == 1 {
+            let mut refused = |client: &mut ServerClient| said.push(client.answer().unwrap_err().to_string());
+            client.push((1, 0), (1.0, 1.0), &[1.0; 5]).unwrap();
+            refused(client);
+            client.join().unwrap();
+            client.push((1, 0), (1.0, 1.0), &[1.0; 6]).unwrap();
+            refused(client);
+            client.push((1, 7), (1.0, 1.0), &[1.0; 5]).unwrap();
+            refused(client);
+            client.pull_now((1, 7)).unwrap();
+            refused(client);
+            client.pull_state((1, 0), 3).unwrap();
+            refused(client);
+            client.end();
+            client.push((1, 0), (1.0, 1.0), &[1.0; 5]).unwrap();
+            refused(client);
+            client.leave().unwrap();
         }
+        comm.barrier().unwrap();
+        client.leave().unwrap();
         client.join().unwrap();
-        client.push((1, 0), (1.0, 1.0), &[1.0; 6]).unwrap();
-        let error = client.answer().unwrap_err().to_string();
-        client.pull_now((1, 7)).unwrap();
-        error + &client.answer().unwrap_err().to_string()
+        ALL.into_iter().for_each(|at| client.pull_now(at).unwrap());
+        let weights = receive(client);
+        client.leave().unwrap();
+        assert!(weights.iter().all(|w| *w == 0.0), "{weights:?}");
+        said
     });
-    assert!(got[1].contains("a gradient of 40 bytes for range 0"), "{}", got[1]);
-    assert!(got[1].contains("there is no range 7 at this server"), "{}", got[1]);
+    let want = [
+        "it has not joined",
+        "a gradient of 40 bytes for range 0",
+        "there is no range 7 at this server",
+        "there is no range 7 at this server",
+        "there is no state 3 of range 0 at this server",
+        "its pull at clock 1 is not answered",
+    ];
+    assert_eq!(got[1].len(), want.len());
+    for (said, want) in got[1].iter().zip(want) {
+        assert!(said.contains(want), "{said:?}, and not {want:?}");
+    }
 }

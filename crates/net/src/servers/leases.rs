@@ -13,6 +13,8 @@ pub enum LeaseEvent {
         segment: u64,
         /// The blocks.
         blocks: Range<u64>,
+        /// After so long no more blocks are handed out; what was begun by then is finished.
+        longest: Duration,
     },
     /// A worker asks for a block.
     Ask {
@@ -80,10 +82,9 @@ pub(super) enum LeaseBug {
 /// The state of the leases.
 #[derive(Debug)]
 pub struct Leases {
-    /// After so long no more blocks are handed out in a segment.
-    longest: Duration,
     segment: u64,
-    opened: Option<Instant>,
+    /// When it began, and for how long it hands out blocks; `None` if it no longer does.
+    opened: Option<(Instant, Duration)>,
     /// The first block of this segment.
     first: u64,
     /// Blocks that were never handed out.
@@ -101,10 +102,9 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Leases before the first segment; the blocks below `done` are done. A segment takes `longest` and what was begun by then.
-    pub fn new(done: u64, longest: Duration) -> Leases {
+    /// Leases before the first segment; the blocks below `done` are done.
+    pub fn new(done: u64) -> Leases {
         Leases {
-            longest,
             segment: 0,
             opened: None,
             first: done,
@@ -122,9 +122,9 @@ impl Leases {
     pub fn step(&mut self, now: Instant, event: LeaseEvent) -> Vec<LeaseAction> {
         let mut actions = Vec::new();
         match event {
-            LeaseEvent::Open { segment, blocks } if segment > self.segment => {
+            LeaseEvent::Open { segment, blocks, longest } if segment > self.segment => {
                 self.first = self.fresh.start;
-                (self.segment, self.opened) = (segment, Some(now));
+                (self.segment, self.opened) = (segment, Some((now, longest)));
                 self.fresh = self.first..blocks.end.max(self.first);
             }
             LeaseEvent::Open { .. } | LeaseEvent::Tick => {}
@@ -162,7 +162,8 @@ impl Leases {
                 }
             }
         }
-        if self.opened.is_some_and(|opened| now.saturating_duration_since(opened) >= self.longest) {
+        let is_long = |(opened, longest)| now.saturating_duration_since(opened) >= longest;
+        if self.opened.is_some_and(is_long) {
             self.close();
         }
         self.serve(&mut actions);

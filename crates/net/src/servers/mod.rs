@@ -43,7 +43,8 @@
 //!
 //! # When a peer dies
 //! A worker that is lost leaves, here and at the leases. A server that is lost takes its ranges with it: the run goes back to its last
-//! checkpoint.
+//! checkpoint. In elastic runs ranks keep what the servers had when they met, and go back to that whoever is lost: new servers and
+//! leases begin with the blocks that were done then (`crates/train/src/run/servers.rs`).
 //!
 //! # Layout
 //! [`ParamServer`]: the ranges of one server. [`Leases`]: blocks. [`BlockSet`]: which blocks.

@@ -57,14 +57,14 @@ fn equals_an_undisturbed_run(folder: &Path, summary: &Value) {
 }
 
 /// A running `train --json`, whose lines are read as they come.
-struct Watched {
-    child: Child,
+pub(crate) struct Watched {
+    pub(crate) child: Child,
     lines: Receiver<Value>,
     seen: Vec<Value>,
 }
 
 impl Watched {
-    fn start(mut command: Command) -> Watched {
+    pub(crate) fn start(mut command: Command) -> Watched {
         // What it says on stderr is shown if the test fails.
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let errors = child.stderr.take().unwrap();
@@ -85,7 +85,7 @@ impl Watched {
 
     /// The next line that is wanted.
     #[track_caller]
-    fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn until(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + LIMIT;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -108,7 +108,7 @@ impl Watched {
 
     /// The summary of a run that is asked to save and stop.
     #[track_caller]
-    fn interrupt(mut self) -> Value {
+    pub(crate) fn interrupt(mut self) -> Value {
         send(self.child.id() as i32, Signal::INT);
         let summary = self.until(|line| line.get("final_loss").is_some());
         assert_eq!(summary["ending"], "interrupted");
@@ -130,12 +130,12 @@ impl Drop for Watched {
     }
 }
 
-fn is_generation(line: &Value, n: u64) -> bool {
+pub(crate) fn is_generation(line: &Value, n: u64) -> bool {
     line["event"] == "membership" && line["generation"].as_u64() >= Some(n)
 }
 
 /// The processes of the ranks, by rank, from the table that rank 0 prints.
-fn pids(placed: &Value) -> Vec<i32> {
+pub(crate) fn pids(placed: &Value) -> Vec<i32> {
     placed["ranks"].as_array().unwrap().iter().map(|row| row["pid"].as_i64().unwrap() as i32).collect()
 }
 

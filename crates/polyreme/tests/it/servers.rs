@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::binary::{folder, json, polyreme, root};
+use crate::binary::{command, folder, json, polyreme, root};
+use crate::elastic::{Watched, is_generation, pids};
+use crate::ranks::{JOB, SECRET, send};
 
 /// The digits that ship with the repository, for as long as the test says.
 fn digits(length: &str) -> String {
@@ -96,6 +99,102 @@ fn digits_are_learnt_in_every_mode() {
         assert_eq!(end["ledger"]["exact"], true, "{sync}: {end}");
         assert_eq!(end["staleness_max"].as_u64().unwrap() > 0, sync != "ps", "{sync}: {end}");
     }
+}
+
+/// A job that never ends by itself, with servers; the model is so small that one of two servers holds nothing.
+fn endless(sync: &str, output: &str) -> String {
+    let servers = format!("threads = 1\nsync = \"{sync}\"\nservers = 2");
+    let job = JOB.replace("epochs = 4", "epochs = 1000000").replace("threads = 1", &servers);
+    job.replace("every_steps = 10", output)
+}
+
+/// Workers and the servers beside them are killed, and others join: the run goes on, and every sample counts once in every epoch. The long form is
+/// `bench/servers.py chaos`.
+#[test]
+fn killed_workers_and_servers_lose_no_sample() {
+    for sync in ["ps-async", "ps-bounded"] {
+        let folder = folder(&endless(sync, "every_steps = 100"));
+        let chaos = "kill=600ms,join=600ms,seed=5";
+        let args = ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"];
+        let mut run = Watched::start(command(folder.path(), &[&args[..], &["--chaos", chaos]].concat()));
+        run.until(|line| is_generation(line, 6) && line["step"].as_u64() > Some(100));
+        let summary = run.interrupt();
+        println!("{sync}: {summary}");
+        assert!(summary["ranks_lost"].as_u64() >= Some(2), "{summary}");
+        assert!(summary["ranks_joined"].as_u64() >= Some(1), "{summary}");
+        assert_eq!(summary["ledger"]["exact"], true, "{summary}");
+    }
+}
+
+/// What a rank goes on with when its server's neighbour was killed is what all had at the last meeting, the optimizer's state too: a run that resumes
+/// from the checkpoint of that moment has the same bits. Here ranks meet only where there is a checkpoint.
+#[test]
+fn a_survivor_goes_on_from_the_last_meeting() {
+    let job = endless("ps-async", "every_steps = 4\nkeep = 1000");
+    let folder = folder(&job.replace("best = \"val_accuracy\"", "best = \"none\""));
+    let at = folder.path();
+    let file = |step: u64, name: &str| at.join(format!("run/checkpoints/step-{step:08}/{name}"));
+    let tensors = |step: u64| {
+        ["model.safetensors", "moment1.safetensors", "moment2.safetensors"]
+            .map(|name| fs::read(file(step, name)).unwrap())
+    };
+    let saved =
+        |line: &Value, step: u64| line["event"] == "checkpoint" && line["step"].as_u64() >= Some(step);
+    for attempt in 0.. {
+        let args = ["train", "job.toml", "--elastic", "--processes", "2", "--json", "--output", "run"];
+        let mut run = Watched::start(command(at, &[&args[..], &["--overwrite"]].concat()));
+        let pids = pids(&run.until(|line| line["event"] == "placed"));
+        run.until(|line| saved(line, 20));
+        send(pids[1], Signal::KILL);
+        let second = run.until(|line| is_generation(line, 2));
+        let from = second["step"].as_u64().unwrap();
+        run.until(|line| saved(line, from + 12));
+        run.interrupt();
+        if !file(from, "model.safetensors").exists() {
+            // A machine that is very busy: ranks met after some time, without a checkpoint.
+            assert!(attempt < 5, "no checkpoint of step {from}");
+            continue;
+        }
+        let survivor = tensors(from + 8);
+        let checkpoint = format!("run/checkpoints/step-{from:08}");
+        let args = ["resume", &checkpoint, "--ranks", "1", "--set", "parallel.servers=1", "--json"];
+        let mut again = Watched::start(command(at, &args));
+        again.until(|line| saved(line, from + 12));
+        again.interrupt();
+        assert!(tensors(from + 8) == survivor, "the same bits after step {from}");
+        return;
+    }
+}
+
+/// Whoever comes with another secret or another job is turned away in words; the run goes on, and every sample counts once. (What a rank that was let in may
+/// not ask of a server is tested beside the servers; another version, beside the rendezvous.)
+#[test]
+fn strangers_are_turned_away() {
+    let folder = folder(&endless("ps-async", "every_steps = 100"));
+    let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let with = |secret: &str, args: &[&str]| {
+        let mut command = command(folder.path(), args);
+        command.env("POLYREME_SECRET", secret);
+        command
+    };
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "2", "--listen", &at, "--json", "--output", "run"];
+    let mut run = Watched::start(with(SECRET, &args));
+    run.until(|line| line["event"] == "checkpoint");
+    let other_secret = "ab".repeat(32);
+    for (secret, more, said) in [
+        (other_secret.as_str(), vec![], "another secret"),
+        (SECRET, vec!["--set", "train.optimizer.lr=0.5"], "not those of the run's ranks"),
+        (SECRET, vec!["--set", "parallel.servers=1"], "not those of the run's ranks"),
+    ] {
+        let join = [&["join", &at, "job.toml"][..], &more].concat();
+        let out = with(secret, &join).output().unwrap();
+        let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && errors.contains(said), "{more:?}: {errors}");
+    }
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!((&summary["ledger"]["exact"], &summary["ranks_lost"]), (&Value::from(true), &Value::from(0)));
 }
 
 /// What servers cannot do is refused before anything runs.

@@ -246,6 +246,10 @@ impl ParallelSpec {
             let what = "does not work with `parallel.sync = \"local\"`: what a rank learnt since the last exchange would be lost with it";
             return refused(what, "leave `sync` out, or `elastic`");
         }
+        if self.sync == SyncKind::Ps {
+            let what = "does not work with `parallel.sync = \"ps\"`: servers have applied a step before every rank has its weights";
+            return refused(what, "write sync = \"ps-async\" or \"ps-bounded\", or leave `sync` out");
+        }
         if matches!(self.balance, Balance::Given(_)) {
             return refused("changes the number of ranks", "leave `balance` out, or write \"auto\"");
         }

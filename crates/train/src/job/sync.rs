@@ -195,8 +195,7 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
     if spec.sync_batch_norm {
         refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);
     }
-    let others = [("wire", spec.wire.is_coded()), ("elastic", spec.elastic.is_some())];
-    for key in spec.splits().chain(others.into_iter().filter(|(_, set)| *set).map(|(key, _)| key)) {
+    for key in spec.splits().chain(spec.wire.is_coded().then_some("wire")) {
         refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
     }
     if let Transport::Mpi = spec.transport {
@@ -244,9 +243,16 @@ fn check_servers_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 }
 
 impl ParallelSpec {
-    /// The servers of a plan, if there are to be any.
-    pub fn server_plan(&self) -> Option<ServerPlan> {
-        let lockstep = self.sync == SyncKind::Ps;
-        self.sync.has_servers().then_some(ServerPlan { servers: self.servers, lockstep })
+    /// The servers beside so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks.
+    pub fn server_plan(&self, ranks: usize) -> Result<Option<ServerPlan>, String> {
+        if !self.sync.has_servers() {
+            return Ok(None);
+        }
+        let servers = if self.elastic.is_some() { self.servers.min(ranks) } else { self.servers };
+        if servers > ranks {
+            let hint = "a rank hosts one server at most; use fewer, or more ranks";
+            return Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"));
+        }
+        Ok(Some(ServerPlan { servers, lockstep: self.sync == SyncKind::Ps }))
     }
 }

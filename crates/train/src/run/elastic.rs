@@ -6,7 +6,8 @@
 //! rank is lost; then the others keep what they have learnt, all of it after a whole number of steps (`Plan::elastic` says why).
 //!
 //! What a step that cannot be finished has changed is given back: running statistics, which the forward pass writes. Parameters and
-//! moments change only when nothing can fail any more.
+//! moments change only when nothing can fail any more. Where servers apply gradients as they come, what counts is a whole segment: until
+//! every rank has all that the servers came to, each keeps what it had before.
 //!
 //! Once training is complete and the model is being shipped, weights are averaged and rounded: a rank that is lost then sends the
 //! others back to the last checkpoint, which was written just before.
@@ -88,18 +89,41 @@ pub enum GenerationEnd {
     },
 }
 
-/// What a step must give back if it cannot be finished: the running statistics of before, and the step that they are of.
+/// What must be given back if it cannot be finished: by a step, the running statistics of before; by a segment of steps whose gradients go
+/// to servers, everything.
 #[derive(Default)]
 pub(super) struct Undo {
-    states: Vec<f32>,
+    arenas: Vec<(Kept, Vec<f32>)>,
+    /// Steps that were done when it was kept.
     step: Option<u64>,
+    /// Whether steps that are done since are given back too.
+    segment: bool,
 }
 
 impl Undo {
     /// A step begins.
     pub(super) fn keep(&mut self, learner: &Learner) {
-        self.states.clear();
-        self.states.extend_from_slice(learner.engine().kept(Kept::States));
+        self.keep_arenas(learner, &[Kept::States]);
+    }
+
+    /// A segment begins.
+    pub(super) fn keep_segment(&mut self, learner: &Learner) {
+        self.keep_arenas(learner, &[Kept::Params, Kept::States, Kept::Moment1, Kept::Moment2]);
+        self.segment = true;
+    }
+
+    /// All of the segment is done, on every rank.
+    pub(super) fn end_segment(&mut self) {
+        (self.step, self.segment) = (None, false);
+    }
+
+    fn keep_arenas(&mut self, learner: &Learner, what: &[Kept]) {
+        self.arenas.resize_with(what.len(), || (Kept::States, Vec::new()));
+        for ((kept, numbers), what) in self.arenas.iter_mut().zip(what) {
+            *kept = *what;
+            numbers.clear();
+            numbers.extend_from_slice(learner.engine().kept(*what));
+        }
         self.step = Some(learner.steps_done());
     }
 }
@@ -216,7 +240,10 @@ impl Run {
             self.end_of_step(step - 1, step == steps, wishes, observer)?;
             self.ended = true;
         }
-        let Some(ending) = self.train_steps(observer)? else { return Ok(None) };
+        let Some(ending) = self.train_steps(observer)? else {
+            self.end_servers()?;
+            return Ok(None);
+        };
         self.undo = None;
         self.complete(ending, observer).map(Some)
     }
@@ -273,7 +300,7 @@ impl Run {
                 }
             });
         }
-        Ok(())
+        self.start_servers()
     }
 
     /// No rank has a state: the run begins, or goes back to its last checkpoint. Collective.
@@ -324,16 +351,28 @@ impl Run {
 
     /// What this rank keeps, and whether it had begun a step that it did not finish.
     fn into_carried(self) -> (CarriedState, bool) {
-        let Run { learner, mut progress, ended, files, undo, saved, saved_step, started, transfer, .. } =
-            self;
-        drop(transfer);
+        let Run {
+            learner,
+            mut progress,
+            ended,
+            files,
+            undo,
+            saved,
+            saved_step,
+            started,
+            transfer,
+            servers,
+            ..
+        } = self;
+        // Threads end before the mailboxes that they read.
+        drop((transfer, servers));
         progress.seconds += started.elapsed().as_secs_f64();
         let mut learnt = learner.into_learnt();
         let mut redoes = false;
-        if let Some(Undo { states, step }) = undo
-            && step == Some(learnt.steps_done())
+        if let Some(Undo { arenas, step: Some(step), segment }) = undo
+            && (segment || step == learnt.steps_done())
         {
-            learnt.states_mut().copy_from_slice(&states);
+            learnt.go_back(step, &arenas);
             redoes = true;
         }
         (CarriedState { learnt, progress, ended, saved: (saved, saved_step), files }, redoes)

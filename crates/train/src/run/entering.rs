@@ -55,7 +55,9 @@ impl Generation<'_> {
         // Norms over all ranks need samples of each.
         let apart = prepared.learner.plan.norms != Norms::Synchronised;
         let alike = holders + others == self.held.len();
-        others > 0 && holders >= min && alike && ended && step < steps && !self.save_only && apart
+        // Servers begin with what all ranks have.
+        let summed = prepared.learner.plan.servers.is_none();
+        others > 0 && holders >= min && alike && ended && step < steps && !self.save_only && apart && summed
     }
 
     /// Shares of the first step of a generation that is entered.

@@ -1,7 +1,7 @@
 //! Whether a job fits into memory: what it takes, by the memory plan, before anything is reserved.
 //!
 //! Counted is what every run reserves and touches: parameters, gradients, optimizer state, the values of steps and of
-//! evaluations, which share their memory, averaged weights, the copies that a checkpoint is written from and what it is
+//! evaluations, which share their memory, what parameter servers hold and what goes to them, averaged weights, the copies that a checkpoint is written from and what it is
 //! gathered in, and batches that are read ahead. What the process has before training begins (its code, data that are held
 //! in memory) comes on top of it in what a run says of itself ([`Prepared::expected_bytes`]). Pages of files that are mapped
 //! are not counted: they are the system's cache, which it takes back when somebody needs memory. What would make a job fit
@@ -17,6 +17,7 @@ use polyreme_parallel::Plan;
 
 use super::advice::Advice;
 use super::prepared::Prepared;
+use super::servers::served_bytes;
 use crate::checkpoint::WRITER_BYTES;
 use crate::error::TrainError;
 use crate::evaluate::EVALUATION_PREFETCH;
@@ -155,7 +156,8 @@ impl Prepared {
                 lens.push(vec![rank]);
             }
             // Averages are rank 0's.
-            let kind = (rank == 0, rank % self.mesh().replica_ranks(), lens);
+            let servers = self.learner.plan.servers.map_or(0, |plan| plan.servers);
+            let kind = (rank == 0, rank % self.mesh().replica_ranks(), rank.min(servers), lens);
             if let Some((_, bytes)) = seen.iter().find(|(known, _)| *known == kind) {
                 return Ok(*bytes);
             }
@@ -180,6 +182,7 @@ impl Prepared {
                         + trial.inputs.saturating_sub(of_step.inputs)
                         + sent
                 });
+                let beyond = beyond + served_bytes(&program, rank, self.learner.plan.elastic);
                 most = std::array::from_fn(|i| most[i].max(bytes[i] + beyond));
             }
             seen.push((kind, most));
@@ -313,9 +316,9 @@ impl Prepared {
     }
 }
 
-/// What decides how much a rank takes: whether it is rank 0, its place in its copy of the model, and the microbatches of its
-/// kinds of steps.
-type RankKind = (bool, usize, Vec<Vec<usize>>);
+/// What decides how much a rank takes: whether it is rank 0, its place in its copy of the model, which server is beside it if there is one,
+/// and the microbatches of its kinds of steps.
+type RankKind = (bool, usize, usize, Vec<Vec<usize>>);
 
 /// Bytes that rank 0 has of what the run learns, beside its engine.
 struct Copies {

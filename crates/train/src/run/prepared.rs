@@ -284,10 +284,7 @@ impl Prepared {
             Balance::Given(weights) => weights.clone(),
             Balance::Hosts | Balance::Equal | Balance::Auto => vec![1.0; data],
         };
-        if let Some(servers) = self.learner.plan.servers.filter(|plan| plan.servers > data) {
-            let (n, hint) = (servers.servers, "a rank hosts one server at most; use fewer, or more ranks");
-            return Err(TrainError::Mesh(format!("`parallel.servers` of {n} for {data} ranks: {hint}")));
-        }
+        self.learner.plan.servers = self.job.parallel.server_plan(data).map_err(TrainError::Mesh)?;
         if weights.len() != data {
             return Err(TrainError::Balance { got: weights.len(), want: data });
         }
@@ -421,7 +418,9 @@ impl Prepared {
         let sets = (self.sets.train.len(), lens(&self.sets.validation), lens(&self.sets.test));
         let (job, learner) = (&self.job, &self.learner);
         let data = (&job.data.augment, job.data.order, job.data.fraction, job.data.normalise);
-        let how = (learner.keeps, &learner.plan, learner.memory_bytes, learner.loss);
+        // Of fewer ranks the plan has fewer servers.
+        let servers = (job.parallel.sync, job.parallel.servers, job.parallel.staleness);
+        let how = (learner.keeps, &learner.plan, servers, learner.memory_bytes, learner.loss);
         let (train, f32_layers) = (&job.train, &job.model.f32_layers);
         let output = (job.output.every_steps, job.output.every_epochs, &job.output.best);
         format!(
@@ -486,7 +485,7 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
         updates: if spec.elastic.is_some() { Updates::AtEnd } else { Updates::AtOnce },
         elastic: spec.elastic.is_some(),
         local: local_steps(spec),
-        servers: spec.server_plan(),
+        servers: spec.server_plan(usize::MAX).ok().flatten(),
         pipeline: spec.schedule,
         cuts: spec.cuts.clone(),
         shard_weights: spec.shard_weights,

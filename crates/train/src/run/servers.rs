@@ -9,11 +9,14 @@
 //!
 //! Which samples counted is known as in every run: each block's tally travels with its result, and the ledger adds them up.
 //!
-//! A rank that is lost ends the run, as any does; it resumes from the last checkpoint.
+//! A rank that is lost ends the run, as any does; it resumes from the last checkpoint. In an elastic run the others go on: a segment
+//! is done when every rank has pulled all that the servers have, weights and optimizer state, and knows that the others have too. Until
+//! then each keeps what it had at the last meeting (`Undo`), and goes back to it when a rank is lost, with its server or without: the
+//! blocks of the segment are leased again, by servers that begin with what was kept. So a block counts once, however far its pushes came.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polyreme_collective::Reduce;
 use polyreme_collective::servers::{
@@ -21,16 +24,23 @@ use polyreme_collective::servers::{
 };
 use polyreme_data::{Loader, Span, Tally};
 use polyreme_exec::{RateOf, ServedRanges};
+use polyreme_graph::{DType, Program};
 
-use super::step::{SAVE, wishes_of};
+use super::step::{CHANGE, SAVE, wishes_of};
 use super::train::{Run, Wishes};
 use crate::error::TrainError;
 use crate::event::Observer;
 use crate::job::SyncKind;
 use crate::learner::StepResult;
 
-/// For how long a segment hands out blocks.
+/// For how long a segment hands out blocks at least; ranks hear of requests to stop at once.
 const SEGMENT: Duration = Duration::from_secs(1);
+/// The same where ranks may be lost, and the segment with them.
+const ELASTIC_SEGMENT: Duration = Duration::from_millis(250);
+/// And at most.
+const SEGMENT_MAX: Duration = Duration::from_secs(30);
+/// A segment takes as long as so many blocks of a worker, or so many meetings: at its end workers wait for half a block on the average.
+const BLOCKS_A_SEGMENT: u32 = 10;
 
 /// What travels of a block: its loss, its gradients' norm, how long its worker waited, and the tally of its samples.
 const NUMBERS: usize = 3 + Tally::NUMBERS;
@@ -41,6 +51,8 @@ pub(super) struct Servers {
     host: Option<(ServerHost, Arc<Mutex<ServedRanges>>)>,
     /// Segments that have begun.
     segment: u64,
+    /// For how long the next one hands out blocks.
+    longest: Duration,
     /// Spans of the block that is to be loaded next.
     pub(super) spans: Arc<Mutex<VecDeque<Span>>>,
     /// When a session with the servers lasts as long as the run.
@@ -53,6 +65,20 @@ pub(super) struct ServersEnd {
     pub(super) sent_bytes: u64,
 }
 
+/// What a rank takes for servers, by its program: the ranges of the server beside it, with their optimizer state, a sum of gradients and letters with
+/// weights; letters with its own gradients; and where ranks may be lost, what it goes back to.
+pub(super) fn served_bytes(program: &Program, rank: usize, elastic: bool) -> usize {
+    let len = |own: bool| {
+        let of = program.served.iter().filter(move |range| range.server == rank || !own);
+        of.map(|range| range.params.len())
+    };
+    let (held, all, longest): (usize, usize, usize) =
+        (len(true).sum(), len(false).sum(), len(true).max().unwrap_or(0));
+    let arenas = 1 + program.optimizer.map_or(0, |optimizer| optimizer.n_states());
+    let kept = if elastic { arenas * all } else { 0 };
+    DType::F32.bytes() * ((arenas + 1) * held + longest + all + kept)
+}
+
 impl Run {
     /// Starts the servers with what the ranks have now, if there are to be any. Collective.
     pub(super) fn start_servers(&mut self) -> Result<(), TrainError> {
@@ -60,7 +86,6 @@ impl Run {
         let mail = ServerMail::new(self.learner.comm())?;
         let prepared = self.prepared.clone();
         let rate: RateOf = Arc::new(move |step| prepared.lr(step) as f32);
-        let store = ServedRanges::of(self.learner.engine(), rate)?;
         let parallel = &self.prepared.job.parallel;
         let discipline = match parallel.sync {
             SyncKind::PsBounded => Discipline::Bounded { staleness: parallel.staleness as u64 },
@@ -70,11 +95,12 @@ impl Run {
             }
         };
         let mut host = None;
-        if let Some(store) = store {
-            let segment = (self.rank == 0 && !plan.lockstep).then_some(SEGMENT);
+        if self.rank < plan.servers {
+            let store = ServedRanges::of(self.learner.engine(), rate)?;
+            let leases = self.rank == 0 && !plan.lockstep;
             let (n_ranges, done) = (store.n_ranges(), self.learner.steps_done());
             let store = Arc::new(Mutex::new(store));
-            let options = HostOptions { discipline, n_ranges, done, segment };
+            let options = HostOptions { discipline, n_ranges, done, leases };
             let thread = ServerHost::start(mail.clone(), store.clone(), options);
             host = Some((thread.map_err(|source| TrainError::Thread { rank: self.rank, source })?, store));
         }
@@ -83,8 +109,8 @@ impl Run {
             client.join()?;
         }
         self.learner.engine_mut().set_servers(client);
-        let (segment, spans) = (0, Arc::default());
-        self.servers = Some(Servers { host, segment, spans, lockstep: plan.lockstep });
+        let (segment, spans, longest) = (0, Arc::default(), self.shortest_segment());
+        self.servers = Some(Servers { host, segment, longest, spans, lockstep: plan.lockstep });
         Ok(())
     }
 
@@ -131,16 +157,22 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(Vec<StepResult>, Wishes), TrainError> {
         let until = self.segment_end(first, steps);
+        if let Some(undo) = &mut self.undo {
+            undo.keep_segment(&self.learner);
+        }
         let servers = self.servers.as_mut().expect("a run with servers");
         servers.segment += 1;
-        let segment = servers.segment;
+        let (segment, longest, began) = (servers.segment, servers.longest, Instant::now());
         let mut mine: Vec<(u64, StepResult)> = Vec::new();
+        let speaks = self.rank == 0;
+        let to_end =
+            |observer: &dyn Observer| observer.stop_requested() || (speaks && observer.change_requested());
         let client = self.client();
         client.join()?;
         if client.is_beside_leases() {
-            client.open(segment, first..until)?;
+            client.open(segment, first..until, longest)?;
         }
-        client.ask(segment, None, observer.stop_requested())?;
+        client.ask(segment, None, to_end(observer))?;
         let end = loop {
             match self.client().answer()? {
                 LeaseAnswer::Block(block) => {
@@ -149,21 +181,42 @@ impl Run {
                     self.queue_block(block);
                     let (results, _) = self.steps(loader, block, steps, observer)?;
                     mine.extend(results.into_iter().map(|result| (block, result)));
-                    self.client().ask(segment, Some(block), observer.stop_requested())?;
+                    self.client().ask(segment, Some(block), to_end(observer))?;
                 }
                 LeaseAnswer::Rest => self.client().leave()?,
                 LeaseAnswer::Over { end } => break end,
             }
         };
+        let learning = began.elapsed();
         // A new session begins at the clock of the slowest, and so it is answered at once.
         self.client().leave()?;
         self.client().join()?;
-        self.learner.engine_mut().pull_now()?;
+        match self.undo {
+            Some(_) => self.learner.engine_mut().pull_all()?,
+            None => self.learner.engine_mut().pull_now()?,
+        }
         self.client().leave()?;
         self.learner.engine_mut().set_steps_done(end);
         // Each rank has done other steps than the others; what they do together from here on is of the same one.
         self.learner.engine_mut().comms().set_step(end);
-        self.meet(first..end, &mine, observer)
+        let met = self.meet(first..end, &mine, observer)?;
+        // All have told what they did, and had pulled everything before.
+        if let Some(undo) = &mut self.undo {
+            undo.end_segment();
+        }
+        let n_blocks = (end - first).max(1) as u32;
+        let block = learning * self.prepared.ranks() as u32 / n_blocks;
+        let meeting = began.elapsed() - learning;
+        let longest = BLOCKS_A_SEGMENT * block.max(meeting);
+        let shortest = self.shortest_segment();
+        let servers = self.servers.as_mut().expect("a run with servers");
+        servers.longest = longest.clamp(shortest, SEGMENT_MAX);
+        Ok(met)
+    }
+
+    /// For how long a segment hands out blocks at least.
+    fn shortest_segment(&self) -> Duration {
+        if self.undo.is_some() { ELASTIC_SEGMENT } else { SEGMENT }
     }
 
     fn client(&mut self) -> &mut ServerClient {
@@ -207,7 +260,9 @@ impl Run {
         let minutes = self.saved.elapsed().as_secs_f64() / 60.0;
         let save =
             self.rank == 0 && self.prepared.job.output.every_minutes.is_some_and(|limit| minutes >= limit);
-        let wished = u64::from(observer.stop_requested()) + if save { SAVE } else { 0 };
+        let change = self.rank == 0 && observer.change_requested();
+        let wishes = [(observer.stop_requested(), 1), (save, SAVE), (change, CHANGE)];
+        let wished: u64 = wishes.iter().filter(|(wished, _)| *wished).map(|(_, worth)| worth).sum();
         numbers[n * NUMBERS] = wished as f64;
         self.learner.comm().all_reduce(&mut numbers, Reduce::Sum)?;
         let clips = self.prepared.job.train.clip.is_some();

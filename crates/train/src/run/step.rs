@@ -22,7 +22,7 @@ pub(super) const SAVE: u64 = 1 << 32;
 /// The same if it is time to look at the ranks' speeds.
 const LOOK: u64 = SAVE << 1;
 /// The same if the ranks of an elastic run are to change after this step.
-const CHANGE: u64 = LOOK << 1;
+pub(super) const CHANGE: u64 = LOOK << 1;
 
 impl Run {
     /// Reads this rank's samples from the next step on, and no others.
@@ -107,7 +107,9 @@ impl Run {
             loss_scale: self.progress.loss_scale.map_or(1.0, |s| s.scale),
             extra: &extra,
         };
-        if let Some(undo) = &mut self.undo {
+        // A block of a segment is given back with the segment.
+        let alone = !self.is_free();
+        if let Some(undo) = self.undo.as_mut().filter(|_| alone) {
             undo.keep(&self.learner);
         }
         let results = self.learner.step(part, &mut |k, _, take| {

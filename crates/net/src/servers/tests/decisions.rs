@@ -143,7 +143,7 @@ fn who_joins_late_starts_with_the_slowest() {
 #[test]
 fn blocks_are_leased_once_and_come_back() {
     let (start, longest) = (Instant::now(), Duration::from_secs(1));
-    let mut leases = Leases::new(10, longest);
+    let mut leases = Leases::new(10);
     let ask = |worker, number| LeaseEvent::Ask { worker, segment: 1, number, done: None, stop: false };
     let done = |worker, number, block| LeaseEvent::Ask {
         worker,
@@ -155,7 +155,10 @@ fn blocks_are_leased_once_and_come_back() {
     let lease = |worker, number, block| LeaseAction::Lease { worker, number, block };
     // The segment has not begun.
     assert_eq!(leases.step(start, ask(0, 0)), []);
-    assert_eq!(leases.step(start, LeaseEvent::Open { segment: 1, blocks: 10..13 }), [lease(0, 0, 10)]);
+    assert_eq!(
+        leases.step(start, LeaseEvent::Open { segment: 1, blocks: 10..13, longest }),
+        [lease(0, 0, 10)]
+    );
     assert_eq!(leases.step(start, ask(0, 0)), [lease(0, 0, 10)], "the same answer again");
     assert_eq!(leases.step(start, ask(1, 0)), [lease(1, 0, 11)]);
     assert_eq!(leases.step(start, done(0, 1, 10)), [lease(0, 1, 12)]);
@@ -168,19 +171,19 @@ fn blocks_are_leased_once_and_come_back() {
 #[test]
 fn a_segment_ends_after_its_time_or_on_a_wish() {
     let (start, longest) = (Instant::now(), Duration::from_secs(1));
-    let open = LeaseEvent::Open { segment: 1, blocks: 0..100 };
+    let open = |longest| LeaseEvent::Open { segment: 1, blocks: 0..100, longest };
     let ask = |number: u64, stop| {
         let done = number.checked_sub(1);
         LeaseEvent::Ask { worker: 0, segment: 1, number, done, stop }
     };
     for (at, stop) in [(start + longest, false), (start, true)] {
-        let mut leases = Leases::new(0, longest);
-        leases.step(start, open.clone());
+        let mut leases = Leases::new(0);
+        leases.step(start, open(longest));
         leases.step(start, ask(0, false));
         assert_eq!(leases.step(at, ask(1, stop)), [LeaseAction::Over { worker: 0, number: 1, end: 1 }]);
     }
     // Every segment gets on by a block, whatever is wished.
-    let mut leases = Leases::new(0, Duration::ZERO);
-    leases.step(start, open);
+    let mut leases = Leases::new(0);
+    leases.step(start, open(Duration::ZERO));
     assert_eq!(leases.step(start, ask(0, true)), [LeaseAction::Lease { worker: 0, number: 0, block: 0 }]);
 }

@@ -1,11 +1,17 @@
 //! Servers, leases and workers in one process, in virtual time, from a seed: messages that are lost, doubled, delayed and reordered;
-//! workers that die and others that come. Invariants are checked after every event; deliberate bugs must be found.
+//! workers that die and others that come. Invariants are checked after every event; deliberate bugs must be found. In half of the
+//! schedules ranks die with the servers beside them, and the others form a new generation (`generations`).
 //!
-//! The servers and the leases are the real ones. A worker is a model: it repeats what it waits for until it has its answer.
+//! The servers and the leases are the real ones. A worker is a model: it repeats what it waits for until it has its answer. What is in the
+//! weights of a range is a sum over the blocks that were applied to it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::{Duration, Instant};
+
+mod generations;
+
+use generations::{Kept, RankBug};
 
 use super::super::leases::LeaseBug;
 use super::super::server::ServerBug;
@@ -41,8 +47,12 @@ enum Stand {
     Exchanges(u64),
     /// Was told that there is nothing to do.
     Rests,
-    /// The segment is over.
+    /// The segment is over, and it pulls what the servers came to.
+    Pulls(u64),
+    /// It has all that, and waits for the others.
     Meets,
+    /// All have, and it will know.
+    Met,
     Dead,
 }
 
@@ -53,15 +63,22 @@ struct ModelWorker {
     number: u64,
     last: Option<u64>,
     missing: BTreeSet<(usize, usize)>,
+    /// What is in its weights.
+    working: BTreeMap<(usize, usize), u64>,
+    /// The blocks that it did in this segment.
+    mine: Vec<u64>,
+    kept: Kept,
 }
 
 #[derive(Clone, Debug)]
 enum Happening {
     AtServer(usize, ServerEvent<()>),
     AtLeases(LeaseEvent),
-    Weights { worker: usize, session: u64, clock: u64, from: (usize, usize) },
+    Weights { worker: usize, session: u64, clock: u64, from: (usize, usize), content: u64 },
     Told(LeaseAction),
     Computed(usize),
+    Met(usize),
+    Regroup,
     Retry(usize),
     Strike,
 }
@@ -70,6 +87,17 @@ enum Happening {
 struct Bugs {
     server: Option<ServerBug>,
     lease: Option<LeaseBug>,
+    rank: Option<RankBug>,
+}
+
+/// What a block adds to the weights of a range.
+fn content_of(block: u64) -> u64 {
+    Draws(block).below(u64::MAX)
+}
+
+/// What is in the weights of a range when all blocks before `end` were applied to it once.
+fn content_below(end: u64) -> u64 {
+    (0..end).map(content_of).fold(0, u64::wrapping_add)
 }
 
 /// What the harness itself knows of a worker at a server, by the messages that arrived there.
@@ -95,6 +123,17 @@ struct ServersWorld {
     happenings: BTreeMap<u64, Happening>,
     base: Instant,
     staleness: Option<u64>,
+    bugs: Bugs,
+    /// Whether a loss forms a new generation; otherwise workers come and go one by one, and servers stay.
+    elastic: bool,
+    /// For how long a segment hands out blocks.
+    longest: Duration,
+    /// Whether a rank of this generation is lost.
+    lost: bool,
+    /// By server: the worker that it dies with.
+    hosts: Vec<usize>,
+    /// By server and range: what is in its weights.
+    contents: BTreeMap<(usize, usize), u64>,
     servers: Vec<ParamServer<()>>,
     heard: Vec<BTreeMap<usize, Heard>>,
     leases: Leases,
@@ -115,6 +154,7 @@ impl ServersWorld {
         };
         let discipline = staleness.map_or(Discipline::Free, |staleness| Discipline::Bounded { staleness });
         let (n_servers, n_workers) = (1 + random.below(2) as usize, 2 + random.below(3));
+        let (elastic, longest) = (random.below(2) == 0, Duration::from_micros(2_000 + random.below(40_000)));
         let server = || ParamServer::new(discipline, RANGES, 0).with_bug(bugs.server);
         let mut world = ServersWorld {
             random,
@@ -124,9 +164,15 @@ impl ServersWorld {
             happenings: BTreeMap::new(),
             base: Instant::now(),
             staleness,
+            bugs,
+            elastic,
+            longest,
+            lost: false,
+            hosts: (0..n_servers).collect(),
+            contents: BTreeMap::new(),
             servers: (0..n_servers).map(|_| server()).collect(),
             heard: (0..n_servers).map(|_| BTreeMap::new()).collect(),
-            leases: Leases::new(0, Duration::from_micros(40_000)).with_bug(bugs.lease),
+            leases: Leases::new(0).with_bug(bugs.lease),
             workers: Vec::new(),
             segment: 1,
             applied: BTreeMap::new(),
@@ -161,13 +207,15 @@ impl ServersWorld {
 
     fn open(&mut self) {
         let blocks = self.ended..BLOCKS;
-        self.at(0, Happening::AtLeases(LeaseEvent::Open { segment: self.segment, blocks }));
+        self.at(
+            0,
+            Happening::AtLeases(LeaseEvent::Open { segment: self.segment, blocks, longest: self.longest }),
+        );
     }
 
     fn enter(&mut self) {
         let worker = self.workers.len();
-        let (stand, missing) = (Stand::Asks, BTreeSet::new());
-        self.workers.push(ModelWorker { stand, session: 1, clock: 0, number: 0, last: None, missing });
+        self.workers.push(ModelWorker::new(Kept::default()));
         self.join(worker);
         self.act(worker);
         self.at(RETRY_US, Happening::Retry(worker));
@@ -207,8 +255,15 @@ impl ServersWorld {
                 self.send(Happening::AtLeases(ask));
                 self.leave(worker);
             }
+            Stand::Pulls(_) => {
+                for (server, range) in of.missing.clone() {
+                    let pull = ServerEvent::Pull { from: id, clock: 0, range };
+                    let both = [ServerEvent::Join(id), pull];
+                    both.into_iter().for_each(|event| self.send(Happening::AtServer(server, event)));
+                }
+            }
             Stand::Meets => self.leave(worker),
-            Stand::Computes(_) | Stand::Dead => {}
+            Stand::Computes(_) | Stand::Met | Stand::Dead => {}
         }
     }
 
@@ -232,31 +287,49 @@ impl ServersWorld {
             self.happen(happening)?;
             self.meet()?;
         }
-        Ok(())
+        match self.places().find(|at| self.contents.get(at) != Some(&content_below(self.ended))) {
+            Some(at) => Err(format!("range {at:?} has other weights than those of {} blocks", self.ended)),
+            None => Ok(()),
+        }
     }
 
     fn happen(&mut self, what: Happening) -> Result<(), String> {
         match what {
-            Happening::AtServer(server, event) => self.at_server(server, event)?,
-            Happening::AtLeases(event) => {
+            Happening::AtServer(server, event) if self.lives(server) => self.at_server(server, event)?,
+            Happening::AtLeases(event) if self.lives(0) => {
                 let now = self.base + Duration::from_micros(self.now);
                 for action in self.leases.step(now, event) {
                     self.send(Happening::Told(action));
                 }
             }
-            Happening::Weights { worker, session, clock, from } => {
+            Happening::AtServer(..) | Happening::AtLeases(_) => {}
+            Happening::Weights { worker, session, clock, from, content } => {
                 let of = &mut self.workers[worker];
-                let Stand::Exchanges(block) = of.stand else { return Ok(()) };
-                if (of.session, of.clock + 1) == (session, clock)
-                    && of.missing.remove(&from)
-                    && of.missing.is_empty()
-                {
-                    of.clock += 1;
-                    (of.stand, of.last) = (Stand::Asks, Some(block));
-                    of.number += 1;
-                    self.act(worker);
+                let due = match of.stand {
+                    Stand::Exchanges(_) => of.clock + 1,
+                    Stand::Pulls(_) => 0,
+                    _ => return Ok(()),
+                };
+                if (of.session, due) != (session, clock) || !of.missing.remove(&from) {
+                    return Ok(());
                 }
+                of.working.insert(from, content);
+                if !of.missing.is_empty() {
+                    return Ok(());
+                }
+                match of.stand {
+                    Stand::Exchanges(block) => {
+                        of.clock += 1;
+                        (of.stand, of.last) = (Stand::Asks, Some(block));
+                        of.number += 1;
+                        of.mine.push(block);
+                    }
+                    _ => self.pulled(worker)?,
+                }
+                self.act(worker);
             }
+            Happening::Met(worker) => self.met(worker),
+            Happening::Regroup => self.regroup()?,
             Happening::Told(action) => self.told(action)?,
             Happening::Computed(worker) => {
                 if let Stand::Computes(block) = self.workers[worker].stand {
@@ -289,15 +362,24 @@ impl ServersWorld {
             let worker = alive[self.random.below(alive.len() as u64) as usize];
             self.workers[worker].stand = Stand::Dead;
             let noticed = 1 + self.random.below(30_000);
+            if self.elastic {
+                self.lost = true;
+                self.at(noticed, Happening::Regroup);
+                return self.next_strike();
+            }
             self.at(noticed, Happening::AtLeases(LeaseEvent::Leave { worker }));
             for server in 0..self.servers.len() {
                 let for_good = WorkerId { worker, session: u64::MAX };
                 self.at(noticed, Happening::AtServer(server, ServerEvent::Leave(for_good)));
             }
         }
-        if alive.len() < 5 && self.random.below(3) == 0 {
+        if !self.elastic && alive.len() < 5 && self.random.below(3) == 0 {
             self.enter();
         }
+        self.next_strike();
+    }
+
+    fn next_strike(&mut self) {
         let next = 1_000 + self.random.below(20_000);
         self.at(next, Happening::Strike);
     }
@@ -326,7 +408,9 @@ impl ServersWorld {
                 self.act(worker);
             }
             LeaseAction::Over { end, .. } => {
-                of.stand = Stand::Meets;
+                of.stand = Stand::Pulls(end);
+                (of.session, of.clock) = (of.session + 1, 0);
+                self.workers[worker].missing = self.places().collect();
                 self.act(worker);
                 let ranges = (0..self.servers.len()).flat_map(|s| (0..RANGES).map(move |r| (s, r)));
                 for (server, range) in ranges {
@@ -342,7 +426,8 @@ impl ServersWorld {
     /// When all workers have been told that the segment is over, the next one begins.
     fn meet(&mut self) -> Result<(), String> {
         let mut alive = self.workers.iter().filter(|w| w.stand != Stand::Dead).peekable();
-        if alive.peek().is_none() || !alive.all(|w| w.stand == Stand::Meets) {
+        // What all do together does not end without one of them.
+        if self.lost || alive.peek().is_none() || !alive.all(|w| w.stand == Stand::Meets) {
             return Ok(());
         }
         // All blocks up to some number, and none beyond it.
@@ -354,12 +439,11 @@ impl ServersWorld {
         (self.ended, self.segment) = (ended, self.segment + 1);
         self.open();
         for worker in 0..self.workers.len() {
-            let of = &mut self.workers[worker];
-            if of.stand == Stand::Meets {
-                (of.stand, of.number, of.last) = (Stand::Asks, of.number + 1, None);
-                (of.session, of.clock) = (of.session + 1, 0);
-                self.join(worker);
-                self.act(worker);
+            if self.workers[worker].stand == Stand::Meets {
+                self.workers[worker].stand = Stand::Met;
+                let late = self.random.below(4) == 0;
+                let told = 1 + self.random.below(if late { 20_000 } else { 500 });
+                self.at(told, Happening::Met(worker));
             }
         }
         Ok(())
@@ -375,6 +459,8 @@ impl ServersWorld {
                     if *times > 1 {
                         return Err(format!("block {block} is applied twice to range {range} of {server}"));
                     }
+                    let content = self.contents.entry((server, range)).or_default();
+                    *content = content.wrapping_add(content_of(block));
                 }
                 ServerAction::Answer { to, range, clock, .. } => {
                     let heard = &self.heard[server];
@@ -387,7 +473,14 @@ impl ServersWorld {
                         return Err(format!("a pull was answered {ahead} ahead of the slowest, bound {s}"));
                     }
                     let from = (server, range);
-                    self.send(Happening::Weights { worker: to.worker, session: to.session, clock, from });
+                    let content = self.contents.get(&from).copied().unwrap_or(0);
+                    self.send(Happening::Weights {
+                        worker: to.worker,
+                        session: to.session,
+                        clock,
+                        from,
+                        content,
+                    });
                 }
                 ServerAction::Refuse { .. } => {}
             }
@@ -464,10 +557,11 @@ fn deliberate_bugs_are_found() {
         ServerBug::JoinsAtZero,
         ServerBug::TakesOldSessions,
     ];
-    let servers = servers.map(|bug| Bugs { server: Some(bug), lease: None });
+    let servers = servers.map(|bug| Bugs { server: Some(bug), ..Bugs::default() });
     let leases =
-        [LeaseBug::LosesBlocks, LeaseBug::EndsEarly].map(|bug| Bugs { server: None, lease: Some(bug) });
-    for bugs in servers.into_iter().chain(leases) {
+        [LeaseBug::LosesBlocks, LeaseBug::EndsEarly].map(|bug| Bugs { lease: Some(bug), ..Bugs::default() });
+    let ranks = RankBug::ALL.map(|bug| Bugs { rank: Some(bug), ..Bugs::default() });
+    for bugs in servers.into_iter().chain(leases).chain(ranks) {
         let found = (0..500).find_map(|seed| run(seed, bugs).err());
         println!("{bugs:?}: {}", found.as_deref().unwrap_or("not found"));
         assert!(found.is_some(), "{bugs:?} is not found in 500 schedules");

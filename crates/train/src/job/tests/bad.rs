@@ -850,9 +850,9 @@ fn ranks_and_shards() {
         "leave one of them out; sync = \"allreduce\" is reproducible",
     );
     row(
-        "sync = \"ps-async\"\nelastic = {}",
-        "`parallel.sync = \"ps-async\"` works where each rank has the whole model, and not with `elastic`",
-        "leave one of them out",
+        "sync = \"ps\"\nelastic = {}",
+        "`parallel.elastic` does not work with `parallel.sync = \"ps\"`: servers have applied a step before every rank has its weights",
+        "write sync = \"ps-async\" or \"ps-bounded\", or leave `sync` out",
     );
     row(
         "sync = \"ps-bounded\"\nbalance = \"auto\"",

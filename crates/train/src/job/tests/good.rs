@@ -465,6 +465,7 @@ fn elastic_jobs_are_read_and_written() {
         ("elastic = {}", Elastic { min: 1, max: 16, leave_out: None }),
         ("elastic = { max = 8 }\nreproducible = true", Elastic { min: 1, max: 8, leave_out: None }),
         ("elastic = { leave_out = 2.5 }", Elastic { min: 1, max: 16, leave_out: Some(2.5) }),
+        ("elastic = {}\nsync = \"ps-async\"\nservers = 2", Elastic { min: 1, max: 16, leave_out: None }),
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         assert_eq!(job.parallel.elastic, Some(want), "{lines}");
