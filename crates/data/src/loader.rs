@@ -97,6 +97,11 @@ impl Loader {
         self.waited
     }
 
+    /// How many batches are filled and wait for the consumer.
+    pub fn n_ready(&self) -> usize {
+        self.shared.lock().slots.iter().flatten().count()
+    }
+
     /// How many batches are allocated: those in the queue, free and lent.
     pub fn n_batches(&self) -> usize {
         self.shared.lock().n_batches

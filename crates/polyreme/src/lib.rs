@@ -7,6 +7,7 @@
 //! - [`app`]: a job defined in Rust, with the whole command line.
 //! - [`cli`]: the commands. [`mod@bench`], [`doctor`]: two of them that are libraries too.
 //! - [`cluster`]: how many ranks there are, on which cores, and what starts them.
+//! - `metrics`: figures of a run for Prometheus.
 //! - [`output`]: the standard streams, which never block training.
 //! - [`plan`]: how a job would be split over machines.
 //! - [`process`]: the process and the machine, as the operating system sees them.
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod cluster;
 pub mod doctor;
 pub mod memory;
+mod metrics;
 pub mod output;
 pub mod plan;
 pub mod process;

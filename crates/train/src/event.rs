@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use polyreme_collective::servers::ServerCounts;
 use serde::Serialize;
 
 use crate::ledger::LedgerReport;
@@ -90,6 +91,13 @@ pub enum Event<'a> {
         /// What changed, and why.
         why: &'a str,
     },
+    /// Ranks agree in another way from now on, by the rule of the job.
+    Turned {
+        /// Steps done.
+        step: u64,
+        /// `parallel.sync` from here on.
+        sync: &'a str,
+    },
     /// This rank uses another number of threads from now on.
     Followed {
         /// Steps done.
@@ -97,6 +105,8 @@ pub enum Event<'a> {
         /// How many, and why.
         why: &'a str,
     },
+    /// What parameter servers came to so far, one after the other: about once a second, or in lockstep when metrics are recorded.
+    Servers(&'a [ServerCounts]),
     /// This rank is so much slower than the others that it should leave (`parallel.elastic.leave_out`).
     TooSlow,
     /// Something is wrong that does not end the run.
@@ -184,6 +194,10 @@ pub struct StepDone {
     pub waiting: f64,
     /// The share of the time that ranks spent waiting for each other; 0 if there is one.
     pub waiting_for_ranks: f64,
+    /// Bytes that this rank has put on the wire in steps since it was started.
+    pub sent_bytes: u64,
+    /// Batches that were read ahead, and wait.
+    pub batches_ready: usize,
 }
 
 /// Why a run ended.

@@ -304,6 +304,11 @@ impl Learner {
         (self.engine.role().rank, self.engine.role().ranks)
     }
 
+    /// Ends, and gives its group back.
+    pub(crate) fn leave(self) -> Comm {
+        self.engine.leave()
+    }
+
     /// Ends, and keeps what was learnt.
     pub(crate) fn into_learnt(self) -> LearntState {
         self.engine.into_learnt()

@@ -8,6 +8,7 @@
 //! - [`schedule`]: how the rate changes. [`pace`]: how a run is cut into epochs, steps and microbatches. [`flush`]: which steps a
 //!   pipeline without a flush between them runs as one. [`mod@mixup`].
 //! - [`mod@share`]: how a step is shared out among ranks. [`balance`]: by their speed. `talk`: what they tell each other.
+//! - [`slowness`]: steps that are slowed down to try that.
 //! - [`loss`]: what is minimised. [`net`], [`lower`]: from a network to programs. [`learner`], [`judge`]: the engines that train and
 //!   evaluate.
 //! - [`ledger`]: which samples have counted.
@@ -58,6 +59,7 @@ pub mod run;
 pub mod schedule;
 pub mod sets;
 pub mod share;
+pub mod slowness;
 pub mod spread;
 pub mod starting;
 mod talk;

@@ -17,7 +17,7 @@ use super::letters::{
     NO_BLOCK, PUSH_HEAD, PushedGradient, block_and_range, kind, label, sender, session_and_clock,
     write_floats,
 };
-use super::{ServerMail, report_of};
+use super::{ServerCounts, ServerMail, report_of};
 
 /// How often the leases look at the time while no letter comes.
 const TICK: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ pub struct ServerHost {
 /// What others may know of a server.
 #[derive(Default)]
 struct Noted {
-    staleness: Mutex<Staleness>,
+    counts: Mutex<ServerCounts>,
     sent_bytes: AtomicU64,
 }
 
@@ -71,8 +71,11 @@ impl ServerHost {
         store: Arc<Mutex<S>>,
         options: HostOptions,
     ) -> io::Result<ServerHost> {
-        let noted = Arc::new(Noted::default());
         let HostOptions { discipline, n_ranges, done, leases } = options;
+        let params = (0..n_ranges).map(|range| lock(&store).len_of(range) as u64).sum();
+        let counts =
+            ServerCounts { ranges: n_ranges as u64, params, version: done, ..ServerCounts::default() };
+        let noted = Arc::new(Noted { counts: Mutex::new(counts), ..Noted::default() });
         let mut desk = ServerDesk {
             mail: mail.clone(),
             noted: noted.clone(),
@@ -91,7 +94,14 @@ impl ServerHost {
 
     /// How old the gradients were that it applied.
     pub fn staleness(&self) -> Staleness {
-        *lock(&self.noted.staleness)
+        lock(&self.noted.counts).staleness
+    }
+
+    /// What it came to.
+    pub fn counts(&self) -> ServerCounts {
+        let queued_bytes =
+            Class::ALL.iter().map(|class| self.mail.to_servers.held_bytes(*class).0 as u64).sum();
+        ServerCounts { sent_bytes: self.sent_bytes(), queued_bytes, ..*lock(&self.noted.counts) }
     }
 
     /// Bytes that it has put on the wire.
@@ -185,10 +195,11 @@ impl<S: RangeStore> ServerDesk<S> {
             other => return self.refuse(from, &format!("a letter of kind {other}")),
         };
         let actions = self.server.step(event);
-        *lock(&self.noted.staleness) = self.server.staleness();
+        self.count();
         for action in actions {
             match action {
-                ServerAction::Apply { range, gradients, version, .. } => {
+                ServerAction::Apply { range, gradients, version, staleness, .. } => {
+                    lock(&self.noted.counts).note(staleness);
                     lock(&self.store).apply(range, version, &gradients);
                 }
                 ServerAction::Answer { to, range, clock, version } => {
@@ -203,6 +214,12 @@ impl<S: RangeStore> ServerDesk<S> {
 
     fn ranges(&self) -> usize {
         self.server.n_ranges()
+    }
+
+    fn count(&self) {
+        let mut counts = lock(&self.noted.counts);
+        counts.clients = self.server.n_clients() as u64;
+        (counts.version, counts.staleness) = (self.server.version(), self.server.staleness());
     }
 
     /// Sends the weights of a range; several workers that ask for one version get the same letter.

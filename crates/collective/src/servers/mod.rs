@@ -27,9 +27,10 @@
 //! All waits at mailboxes end with the report that all ranks get.
 //!
 //! # Layout
-//! `letters`: what labels and payloads mean. [`ServerClient`]: the worker's end. [`ServerHost`]: the thread.
+//! `letters`: what labels and payloads mean. [`ServerCounts`]: what a server came to. [`ServerClient`]: the worker's end. [`ServerHost`]: the thread.
 
 mod client;
+mod counts;
 mod host;
 mod letters;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use polyreme_net::mailbox::{Limits, Mailbox, PostError};
 use polyreme_net::{Cause, Report};
 
 pub use client::{LeaseAnswer, ServerClient};
+pub use counts::{STALENESS_BOUNDS, ServerCounts};
 pub use host::{HostOptions, RangeStore, ServerHost};
 pub use letters::PushedGradient;
 pub use polyreme_net::servers::{Discipline, Staleness};

@@ -241,6 +241,16 @@ impl<G> ParamServer<G> {
         self.ranges.len()
     }
 
+    /// How many workers have joined.
+    pub fn n_clients(&self) -> usize {
+        self.joined().count()
+    }
+
+    /// How many updates every range has had, those below the first block included.
+    pub fn version(&self) -> u64 {
+        self.ranges.iter().map(|range| range.version).min().unwrap_or(0)
+    }
+
     /// How old the gradients were that were applied.
     pub fn staleness(&self) -> Staleness {
         self.staleness

@@ -15,8 +15,10 @@ use polyreme_net::environment::SECRET_VARIABLE;
 use polyreme_net::members::{OfficeOptions, Rules, ask_status};
 use polyreme_net::{Encrypt, Os, Secret, Tell};
 use polyreme_train::job::{Elastic, Job};
+use polyreme_train::slowness::Slowness;
 
 use super::member::{MemberSeat, member};
+use super::metrics::{MetricsArgs, page_at, show_status};
 use super::ranks::{RankArgs, asked_by_job, over, program};
 use super::train::read_job;
 use super::{CommandResult, Failure};
@@ -45,10 +47,11 @@ pub(super) struct ElasticArgs {
     /// 127.0.0.1, and ranks that end with this process].
     #[arg(long, value_name = "ADDR:PORT", help_heading = HEADING)]
     listen: Option<SocketAddr>,
-    /// Test an elastic run by faults from a seed: `kill=1s,stop=5s:2s,cut=7s:2s,join=3s,seed=7` kills a rank every second, stops one
-    /// for two seconds every five, cuts one off from the network for two seconds every seven, and adds one every three. A length may
-    /// be a range: stop=5s:2s..20s. For cuts all ranks get a network of their own (Linux, as root or where user namespaces are
-    /// allowed).
+    /// Test a run by faults from a seed. `kill=1s,stop=5s:2s,cut=7s:2s,join=3s,seed=7` kills a rank of an elastic run every second,
+    /// stops one for two seconds every five, cuts one off from the network for two seconds every seven, and adds one every three. A
+    /// length may be a range: stop=5s:2s..20s. For cuts all ranks get a network of their own (Linux, as root or where user
+    /// namespaces are allowed). `sleep=20ms,slow=80ms@0.1,slow_rank=3:4x,seed=1` is for any run: each rank sleeps 20 ms in each of
+    /// its steps, 80 ms in a tenth of them, and rank 3 takes four times as long.
     #[arg(long, value_name = "FAULTS", help_heading = HEADING)]
     chaos: Option<ChaosSpec>,
 }
@@ -65,12 +68,19 @@ impl ElasticArgs {
         if elastic {
             as_elastic(job)?;
         }
-        if let Some(flag) = self.listen.map(|_| "--listen").or(self.chaos.as_ref().map(|_| "--chaos"))
+        let kind = self.chaos.as_ref().and_then(ChaosSpec::of_elastic_runs);
+        let flag = kind.map(|kind| format!("--chaos {kind}=…"));
+        if let Some(flag) = self.listen.map(|_| "--listen".to_string()).or(flag)
             && !elastic
         {
             return Err(Failure::usage(format!("{flag} is for elastic runs; add --elastic")));
         }
         Ok(elastic)
+    }
+
+    /// How steps are slowed down.
+    pub(super) fn slowness(&self) -> Slowness {
+        self.chaos.as_ref().map_or_else(Slowness::default, |chaos| chaos.slowness.clone())
     }
 }
 
@@ -92,6 +102,8 @@ pub(super) struct ElasticTrain<'a> {
     pub(super) args: &'a ElasticArgs,
     /// Flags about ranks.
     pub(super) ranks: &'a RankArgs,
+    /// Flags about figures.
+    pub(super) metrics: &'a MetricsArgs,
     /// Whether a run in the folder is replaced.
     pub(super) overwrite: bool,
     /// Whether output is for programs.
@@ -229,6 +241,8 @@ fn child_of_launcher(
         json: asked.json,
         stop,
         checks: (child == 0).then_some(start),
+        slowness: asked.args.slowness(),
+        metrics: asked.metrics.clone(),
         coordinator,
         secret,
         child: Some(child),
@@ -253,10 +267,13 @@ pub(super) struct JoinArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     ranks: RankArgs,
 }
 
 pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
+    args.metrics.check()?;
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
     as_elastic(&mut job)?;
     let secret = secret_of_environment()?;
@@ -275,6 +292,8 @@ pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
         child: None,
         encrypt: args.ranks.encryption(&job),
         job,
+        slowness: Slowness::default(),
+        metrics: args.metrics.clone(),
     })
 }
 
@@ -338,7 +357,7 @@ pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
 /// `polyreme status`.
 #[derive(Args)]
 pub(super) struct StatusArgs {
-    /// Where the run listens: the address of its `--listen`.
+    /// Where the run listens: the address of its `--listen`; or http://ADDR:PORT, where ADDR:PORT is that of its `--metrics`.
     #[arg(value_name = "HOST:PORT")]
     coordinator: String,
     /// Print one JSON object.
@@ -347,6 +366,9 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) fn status(args: &StatusArgs) -> CommandResult {
+    if let Some(at) = page_at(&args.coordinator) {
+        return show_status(at, args.json);
+    }
     let secret = secret_of_environment()?;
     let text = ask_status(&args.coordinator, &secret, Encrypt::Auto).map_err(|e| Failure::world(&e))?;
     let mut out = std::io::stdout().lock();

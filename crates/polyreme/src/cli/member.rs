@@ -14,8 +14,10 @@ use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
 use polyreme_train::job::{Elastic, Job};
 use polyreme_train::run::elastic::{CarriedState, Generation, GenerationEnd, run_generation};
 use polyreme_train::run::{Hold, Prepared};
+use polyreme_train::slowness::Slowness;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::metrics::MetricsArgs;
 use super::ranks::{asked_by_job, show};
 use super::terminal::{Screen, catch_interrupts};
 use super::train::{fit, for_ranks};
@@ -27,7 +29,9 @@ use crate::cluster::enter::{Ranks, Seats};
 use crate::cluster::join::JoinedRank;
 use crate::cluster::places::{self, RankRow};
 use crate::cluster::{LAUNCHED, Setup, Transport};
-use crate::process;
+use crate::metrics::page::MetricsPage;
+use crate::metrics::watched::Watched;
+use crate::{output, process};
 
 /// A process that may be a rank.
 pub(super) struct MemberSeat<'a> {
@@ -55,12 +59,16 @@ pub(super) struct MemberSeat<'a> {
     pub(super) child: Option<u64>,
     /// Whether connections are encrypted.
     pub(super) encrypt: Encrypt,
+    /// How steps are slowed down.
+    pub(super) slowness: Slowness,
+    /// Whether rank 0 serves a page of figures.
+    pub(super) metrics: MetricsArgs,
 }
 
 /// Takes part in an elastic run until it is over.
 pub(super) fn member(seat: MemberSeat) -> CommandResult {
     let MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks, .. } = seat;
-    let MemberSeat { coordinator, secret, child, encrypt, .. } = seat;
+    let MemberSeat { coordinator, secret, child, encrypt, slowness, metrics, .. } = seat;
     process::raise_open_files();
     let asked = asked_by_job(&job.parallel);
     let leave = Arc::new(AtomicBool::new(false));
@@ -83,6 +91,7 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     }
     prepared.system = process::facts();
     prepared.changed_data = changed_data;
+    prepared.slowness = slowness;
     prepared.process_bytes = process::bytes_before_training();
     let job = JobMark { name: name.clone(), digest: prepared.digest() };
     let successor = Successor::default();
@@ -98,6 +107,7 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     let options = GroupOptions { secret, job: name, local, patience, encrypt };
     let mut screen = Screen::new(json, stop.clone());
     let mut kept = Kept::default();
+    let mut page = None;
     loop {
         let listener = TcpListener::bind((membership.local(), 0))?;
         let ready = Ready {
@@ -130,7 +140,12 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
             membership.watch(control.alarm(), form.rank);
         }
         let group = FormedGroup { form: &form, comm, transport, threads };
+        page = match form.rank {
+            0 => page.or_else(|| opened(&metrics, json)),
+            _ => None,
+        };
         let mut observer = MemberObserver {
+            page: page.as_ref(),
             screen: &mut screen,
             membership: &membership,
             leave: &leave,
@@ -161,6 +176,15 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
             Next::Generation { agreed: false } => drop(control),
         }
     }
+}
+
+/// The page of a rank 0, which may be another one's than before. A run is not given up for want of it.
+fn opened(metrics: &MetricsArgs, json: bool) -> Option<MetricsPage> {
+    let warn = |failure: Failure| output::err().line(&format!("warning: {}", failure.message));
+    metrics.open(true, json).unwrap_or_else(|failure| {
+        warn(failure);
+        None
+    })
 }
 
 /// What a member keeps between generations.
@@ -265,6 +289,7 @@ fn generation(
 
 /// Shows a run if this is rank 0, and tells the coordinator how it gets on.
 struct MemberObserver<'a> {
+    page: Option<&'a MetricsPage>,
     screen: &'a mut Screen,
     membership: &'a Membership,
     /// Whether this rank is to leave while the others go on.
@@ -293,11 +318,13 @@ impl Observer for MemberObserver<'_> {
             | Event::Saving { .. }
             | Event::Balanced { .. }
             | Event::Followed { .. }
+            | Event::Servers(_)
+            | Event::Turned { .. }
             | Event::Warning(_)
             | Event::Finished(_) => {}
         }
         if self.speaks {
-            self.screen.event(event);
+            Watched { inner: self.screen, page: self.page }.event(event);
         }
     }
 

@@ -12,6 +12,7 @@ mod launch;
 mod machines;
 mod member;
 mod mesh;
+mod metrics;
 mod plan;
 mod planned;
 mod predict;
@@ -63,7 +64,7 @@ enum Command {
     /// The run was started with `polyreme train --elastic --listen ADDR:PORT`. POLYREME_SECRET has to be the same for both. The data of
     /// the job file have to be on this machine; if the run's first rank may be lost, so has the run's folder.
     Join(elastic::JoinArgs),
-    /// Show the members of an elastic run: ranks, steps, stalls.
+    /// Show a run that is under way: the members of an elastic one, or figures and parameter servers of one with `--metrics`.
     Status(elastic::StatusArgs),
     /// Resume a run from its last complete checkpoint, as if it had never stopped.
     Resume(train::ResumeArgs),

@@ -199,6 +199,13 @@ impl Observer for Screen {
                     "step {step}: {ranks} {plural} from here on, generation {generation}: {why}"
                 ));
             }
+            Event::Turned { step, sync } if self.style == Style::Json => {
+                self.json(&json!({"event": "turned", "step": step, "sync": sync}));
+            }
+            Event::Turned { step, sync } => {
+                self.pace.pause();
+                self.say(&format!("step {step}: `parallel.sync` is \"{sync}\" from here on"));
+            }
             Event::Balanced { step, why } if self.style == Style::Json => {
                 self.json(&json!({"event": "balanced", "step": step, "why": why}));
             }
@@ -208,8 +215,8 @@ impl Observer for Screen {
             Event::Balanced { step, why } | Event::Followed { step, why } => {
                 self.say(&format!("step {step}: {why}"));
             }
-            // Rank 0 has said it.
-            Event::TooSlow => {}
+            // Rank 0 has said it; the page of figures shows servers.
+            Event::TooSlow | Event::Servers(_) => {}
             Event::Warning(text) if self.style == Style::Json => {
                 self.json(&json!({"event": "warning", "message": text}));
             }

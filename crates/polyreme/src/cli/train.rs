@@ -16,6 +16,7 @@ use polyreme_train::run::{FoundRun, Given, Hold, Prepared, likely_folder, run_ra
 use polyreme_train::sets::open_spread;
 
 use super::elastic::{self, ElasticArgs, ElasticTrain};
+use super::metrics::MetricsArgs;
 use super::plan::said;
 use super::planned::{PlannedJob, planned, planned_together, with_plan};
 use super::ranks::{RankArgs, asked_by_job, note_apart, or_tell, part, show, voice_waits};
@@ -25,6 +26,7 @@ use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
 use crate::cluster::{Decided, LAUNCHED, Setup};
+use crate::metrics::watched::Watched;
 use crate::{memory, output, process};
 
 /// Examples for `train --help`.
@@ -73,6 +75,8 @@ pub(super) struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     ranks: RankArgs,
     #[command(flatten)]
     elastic: ElasticArgs,
@@ -98,6 +102,8 @@ pub(super) struct ResumeArgs {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     ranks: RankArgs,
     #[command(flatten)]
     elastic: ElasticArgs,
@@ -108,14 +114,17 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
     if let Some(folder) = &args.output {
         job.output.path = Some(folder.clone());
     }
+    args.metrics.check()?;
     job.parallel.threads = args.ranks.threads().or(job.parallel.threads);
     let elastic = args.elastic.apply(&mut job)?;
     if elastic && !args.check {
         if args.trace.is_some() {
             return Err(Failure::usage("--trace follows one group of ranks; leave it out, or --elastic"));
         }
-        let (args, ranks, overwrite, json) = (&args.elastic, &args.ranks, args.overwrite, args.json);
-        let asked = ElasticTrain { args, ranks, overwrite, json, resumes: None, changed_data: false };
+        let (overwrite, json, metrics) = (args.overwrite, args.json, &args.metrics);
+        let (args, ranks) = (&args.elastic, &args.ranks);
+        let asked =
+            ElasticTrain { args, ranks, metrics, overwrite, json, resumes: None, changed_data: false };
         return elastic::train(app, job, &asked);
     }
     // Only a search asks which keys were said; a job file may be a pipe, which is read once.
@@ -139,8 +148,9 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
         Ok::<_, Failure>(hold.folder().to_path_buf())
     };
     let folder = or_tell(&mut ranks, |ranks| ranks.agree_on(&mut choose))?;
-    let prepared = Prepared { trace: args.trace.clone(), ..prepared };
-    start(prepared, &folder, hold, None, ranks, args.json, stop)
+    let (trace, slowness) = (args.trace.clone(), args.elastic.slowness());
+    let prepared = Prepared { trace, slowness, ..prepared };
+    start(prepared, &folder, hold, None, ranks, (args.json, &args.metrics), stop)
 }
 
 /// The ranks of this process and the job, ready to run; `None` if this process was the launcher.
@@ -249,6 +259,7 @@ fn check(app: &App, job: Job, args: &TrainArgs) -> CommandResult {
 }
 
 pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
+    args.metrics.check()?;
     // Only rank 0 reads the run, which may be on its host only.
     // The ranks of an elastic run have no numbers yet; its launcher and their children all read it.
     let reads = args.elastic.is_asked() || args.ranks.speaks()?;
@@ -290,14 +301,16 @@ pub(super) fn resume(app: &App, args: &ResumeArgs) -> CommandResult {
         let prepared = or_tell(&mut ranks, hear)?;
         (ranks, prepared)
     };
-    let prepared = Prepared { trace: args.trace.clone(), changed_data: args.changed_data, ..prepared };
+    let (trace, slowness) = (args.trace.clone(), args.elastic.slowness());
+    let prepared = Prepared { trace, slowness, changed_data: args.changed_data, ..prepared };
+    let shown = (args.json, &args.metrics);
     // A launcher has returned by now: the lock is taken by the process that trains.
     let Some(found) = found else {
-        return start(prepared, &args.run, None, None, ranks, args.json, stop);
+        return start(prepared, &args.run, None, None, ranks, shown, stop);
     };
     let warn = &mut |note: &str| output::say(&format!("warning: {note}"));
     let (hold, loaded) = or_tell(&mut ranks, |_| Ok(found.hold(warn)?))?;
-    start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, args.json, stop)
+    start(prepared, &found.folder, Some(hold), loaded.as_ref(), ranks, shown, stop)
 }
 
 /// `resume --elastic`: its ranks find the folder noted, as those of a generation do that has lost the state.
@@ -312,8 +325,8 @@ fn resume_elastic(app: &App, args: &ResumeArgs, mut job: Job, found: Option<Foun
         ));
     };
     let (resumes, changed_data, json) = (Some(found.folder), args.changed_data, args.json);
-    let (args, ranks) = (&args.elastic, &args.ranks);
-    elastic::train(app, job, &ElasticTrain { args, ranks, overwrite: false, json, resumes, changed_data })
+    let (args, ranks, metrics, overwrite) = (&args.elastic, &args.ranks, &args.metrics, false);
+    elastic::train(app, job, &ElasticTrain { args, ranks, metrics, overwrite, json, resumes, changed_data })
 }
 
 /// The job that a run has stored, with changes.
@@ -345,20 +358,27 @@ fn start(
     hold: Option<Hold>,
     resumed: Option<&Loaded>,
     mut ranks: Ranks,
-    json: bool,
+    (json, metrics): (bool, &MetricsArgs),
     stop: Arc<AtomicBool>,
 ) -> CommandResult {
     prepared.system = process::facts();
     prepared.process_bytes = process::bytes_before_training();
     prepared.hosts = ranks.rows.iter().map(|row| row.host.clone()).collect();
     prepared.peak_bytes = Some(process::peak_resident_bytes);
+    let ranks_slowed = &prepared.slowness.ranks;
+    if let Some((rank, _)) = ranks_slowed.iter().find(|(rank, _)| *rank >= ranks.size()) {
+        let why = format!("--chaos slow_rank={rank}: there are {} ranks, counted from 0", ranks.size());
+        return Err(Failure::usage(why));
+    }
     catch_interrupts(&stop, std::env::var_os(LAUNCHED).is_some())?;
     show(&ranks, json);
     note_apart(&ranks, prepared.mesh());
+    let page = or_tell(&mut ranks, |ranks| metrics.open(ranks.speaks(), json))?;
     let mut screen = Screen::new(json, stop);
     voice_waits(&mut ranks);
     let Ranks { comms, seats, control, .. } = ranks;
-    let trained = run_ranks_at(prepared, folder, hold, resumed, comms, &mut screen, &|rank| seats.pin(rank));
+    let mut watched = Watched { inner: &mut screen, page: page.as_ref() };
+    let trained = run_ranks_at(prepared, folder, hold, resumed, comms, &mut watched, &|rank| seats.pin(rank));
     let mut ending = Ending::Finished;
     let parted = part(control, trained.map(|summary| ending = summary.ending).map_err(Failure::from));
     screen.close();

@@ -48,11 +48,11 @@ impl AskedJob {
     /// A job, and which of its keys were said. Data are opened for their sizes; where `[model]` gives all sizes they need not be
     /// there.
     pub fn new(job: Job, said: &BTreeSet<String>, given: Given) -> Result<AskedJob, TrainError> {
-        if job.parallel.sync != SyncKind::AllReduce {
+        if let Some(other) = job.parallel.syncs().find(|sync| *sync != SyncKind::AllReduce) {
             let why = format!(
                 "plans are made for gradients that are summed in every step, and not for `parallel.sync = \"{}\"`; \
                  add --set parallel.sync=allreduce",
-                job.parallel.sync.name()
+                other.name()
             );
             return Err(TrainError::Mesh(why));
         }

@@ -89,6 +89,60 @@ fn a_resumed_run_has_the_same_bits_and_the_dial_can_be_turned() {
     assert_eq!((&alone["wire_bytes"], &alone["steps"]), (&0.into(), &40.into()));
 }
 
+/// A rule turns the dial in the middle of a run: with the bits of a run that was stopped there and resumed in the other way, before it and after
+/// it, and from processes as from threads.
+#[test]
+fn a_rule_turns_the_dial_with_the_bits_of_resume() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 10\nkeep = 9");
+    let folder = folder(&job);
+    let numbers = |run: &str| {
+        let file = fs::read(folder.path().join(run).join("model.safetensors")).unwrap();
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        file[8 + header..].to_vec()
+    };
+    let every = ["--set", "parallel.every=7"];
+    let rule = |start: &str, then: &str| {
+        format!("parallel.sync={{ start = \"{start}\", then = \"{then}\", after = 20 }}")
+    };
+    // By hand: twenty steps in one way, and twenty in the other.
+    let by_hand = |start: &str, then: &str, run: &str, how: &[&str]| {
+        train(folder.path(), run, &[how, &every, &["--set", &format!("parallel.sync={start}")]]);
+        let from = format!("{run}/checkpoints/step-00000020");
+        let then = format!("parallel.sync={then}");
+        json(folder.path(), &[&["resume", &from, "--set", &then][..], &every, how].concat());
+        numbers(run)
+    };
+    let want = by_hand("allreduce", "local", "hand", &OVER_SOCKETS);
+    let lines = |output: &str, rule: &str, how: &[&str]| {
+        json(
+            folder.path(),
+            &[&["train", "job.toml", "--output", output, "--set", rule][..], &every, how].concat(),
+        )
+    };
+    let said = lines("ruled", &rule("allreduce", "local"), &OVER_SOCKETS);
+    let turned: Vec<&Value> = said.iter().filter(|line| line["event"] == "turned").collect();
+    assert!(turned.len() == 1 && turned[0]["step"] == 20 && turned[0]["sync"] == "local", "{turned:?}");
+    assert_eq!(said.iter().filter(|line| line["event"] == "started").count(), 1);
+    let end = said.last().unwrap();
+    assert_eq!((&end["steps"], &end["ledger"]["exact"]), (&40.into(), &true.into()), "{end}");
+    // Twenty sums of gradients, and meetings after 7, 3, 7 and 3 steps.
+    let once = 2 * 4 * 40_000;
+    let sent = end["wire_bytes"].as_u64().unwrap();
+    assert!((24 * once..2 * 24 * once).contains(&sent), "{end}");
+    assert!(numbers("ruled") == want, "the same bits");
+    // Whoever resumes it need not know of the rule.
+    for step in [10, 20, 30] {
+        let from = format!("ruled/checkpoints/step-{step:08}");
+        json(folder.path(), &[&["resume", &from][..], &OVER_SOCKETS].concat());
+        assert!(numbers("ruled") == want, "the same bits from step {step}");
+    }
+    let threads = ["--ranks", "2", "--json"];
+    let want = by_hand("local", "ps", "hand-ps", &threads);
+    lines("ruled-ps", &rule("local", "ps"), &threads);
+    assert!(numbers("ruled-ps") == want, "the same bits");
+}
+
 /// The planner knows sums in every step alone, and says so.
 #[test]
 fn plans_are_for_sums_in_every_step() {

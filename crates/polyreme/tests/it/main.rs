@@ -18,6 +18,7 @@ mod ledger;
 mod lost;
 mod manners;
 mod meshes;
+mod metrics;
 mod parts;
 mod plan;
 mod planned;

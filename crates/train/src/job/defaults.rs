@@ -254,6 +254,7 @@ impl Default for ParallelSpec {
             follow_load: false,
             wire: WireSpec::default(),
             sync: SyncKind::AllReduce,
+            turn: None,
             every: 50,
             outer: None,
             staleness: 3,

@@ -55,6 +55,6 @@ pub(crate) use nearest::nearest;
 pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;
-pub use sync::{OuterSpec, SyncKind};
+pub use sync::{OuterSpec, SyncKind, SyncTurn};
 pub(crate) use wire::in_memory;
 pub use wire::{WireKind, WireSpec};

@@ -35,9 +35,9 @@ section! { ParallelSpec => {
         "shards" => !s.reproducible,
         "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
-        "every" => s.sync != SyncKind::Local,
-        "staleness" => s.sync != SyncKind::PsBounded,
-        "servers" => !s.sync.has_servers(),
+        "every" => !s.agrees_by(SyncKind::Local),
+        "staleness" => !s.agrees_by(SyncKind::PsBounded),
+        "servers" => !s.syncs().any(SyncKind::has_servers),
         _ => false,
     };
     section.unwritten(idle).check(check)
@@ -105,7 +105,7 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
         wire: table() => |s| Some(&mut s.wire); or "`\"f32\"`";
         /// how the ranks of `data` agree, see below and `docs/dial.md`
-        sync: sync::sync() => |s| Some(&mut s.sync);
+        sync: sync::sync() => ParallelSpec::sync_key, ParallelSpec::set_sync_key;
         /// with `sync = "local"`: how many steps ranks take by themselves; fewer before an evaluation, a checkpoint or the end
         every: whole(1..=EVERY_MAX) => |s| Some(&mut s.every); or "50";
         /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
@@ -242,7 +242,7 @@ impl ParallelSpec {
             let what = "does not work with `parallel.wire`: what rounding left out in a step that is done again cannot be given back";
             return refused(what, "leave `wire` out, or `elastic`");
         }
-        if self.sync == SyncKind::Local {
+        if self.agrees_by(SyncKind::Local) {
             let what = "does not work with `parallel.sync = \"local\"`: what a rank learnt since the last exchange would be lost with it";
             return refused(what, "leave `sync` out, or `elastic`");
         }

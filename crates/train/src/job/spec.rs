@@ -9,7 +9,7 @@ use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
-use super::sync::{OuterSpec, SyncKind};
+use super::sync::{OuterSpec, SyncKind, SyncTurn};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 use super::wire::WireSpec;
 pub use crate::loss::LossKind;
@@ -389,8 +389,10 @@ pub struct ParallelSpec {
     pub bucket_mib: f64,
     /// The format in which gradients travel between ranks that are connected by a network.
     pub wire: WireSpec,
-    /// How replicas agree.
+    /// How replicas agree; with a rule, how they do now.
     pub sync: SyncKind,
+    /// After how many steps they do it in another way.
+    pub turn: Option<SyncTurn>,
     /// With local steps: how many from one exchange of weights to the next, at most.
     pub every: usize,
     /// With local steps: the outer step; `None`: weights become the mean of the replicas'.

@@ -10,7 +10,8 @@ use super::declare::{keys, section};
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
-use super::types::{Type, one_of, within};
+use super::train::COUNT_MAX;
+use super::types::{Type, either, one_of, table, whole, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
@@ -91,10 +92,61 @@ impl SyncKind {
     }
 }
 
-/// How the way stands in a job file.
-pub(super) fn sync() -> Type<SyncKind> {
+/// After how many steps replicas agree in another way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SyncTurn {
+    /// How they do before.
+    pub start: SyncKind,
+    /// And from then on.
+    pub then: SyncKind,
+    /// The number of steps.
+    pub after: u64,
+}
+
+/// `sync` as a job file has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SyncChoice {
+    /// One way for the whole run.
+    Always(SyncKind),
+    /// Two.
+    Turned(SyncTurn),
+}
+
+/// How a way stands in a job file.
+fn kind() -> Type<SyncKind> {
     one_of(SyncKind::ALL.map(|kind| (kind.name(), kind, kind.words())))
 }
+
+/// How the choice does.
+pub(super) fn sync() -> Type<SyncChoice> {
+    let always = kind().map(SyncChoice::Always, |choice| match choice {
+        SyncChoice::Always(kind) => Some(*kind),
+        SyncChoice::Turned(_) => None,
+    });
+    let turned = table::<SyncTurn>().map(SyncChoice::Turned, |choice| match choice {
+        SyncChoice::Turned(turn) => Some(*turn),
+        SyncChoice::Always(_) => None,
+    });
+    either(always, turned)
+}
+
+section! { SyncTurn => {
+    let keys = keys! { SyncTurn;
+        /// how the ranks of `data` agree at first
+        start: kind() => |s| Some(&mut s.start);
+        /// how they do later
+        then: kind() => |s| Some(&mut s.then); needed "write how they agree later, such as then = \"local\"";
+        /// after how many steps of the run; there is a checkpoint of that step
+        after: whole(1..=COUNT_MAX) => |s| Some(&mut s.after); needed "write a number of steps, such as after = 1000";
+    };
+    let words = "a name, or a table such as { start = \"allreduce\", then = \"local\", after = 1000 }";
+    let start = |_| SyncTurn { start: SyncKind::AllReduce, then: SyncKind::Local, after: 1000 };
+    Section::new("parallel.sync", words, start, keys).check(|turn, c| {
+        if turn.start == turn.then {
+            c.fault("then", "`parallel.sync` changes nothing", "name two ways, or write one of them alone");
+        }
+    })
+} }
 
 section! { OuterSpec => {
     let keys = keys! { OuterSpec;
@@ -109,6 +161,10 @@ section! { OuterSpec => {
 
 /// What ways to agree do not go together with.
 pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
+    spec.syncs().for_each(|sync| check_way(&ParallelSpec { sync, ..spec.clone() }, c));
+}
+
+fn check_way(spec: &ParallelSpec, c: &Cursor) {
     check_servers(spec, c);
     if spec.sync != SyncKind::Local {
         // A run that goes on with another way to agree has them from before.
@@ -148,6 +204,10 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
 
 /// What does not go together with `[train]`; `c` is in `[parallel]`.
 pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
+    spec.syncs().for_each(|sync| check_way_with(&ParallelSpec { sync, ..spec.clone() }, train, c));
+}
+
+fn check_way_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
     check_servers_with(spec, train, c);
     if spec.sync != SyncKind::Local {
         return;
@@ -243,6 +303,28 @@ fn check_servers_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 }
 
 impl ParallelSpec {
+    /// The ways in which replicas agree in the whole run: one, or two.
+    pub fn syncs(&self) -> impl Iterator<Item = SyncKind> + use<> {
+        let (first, then) = self.turn.map_or((self.sync, None), |turn| (turn.start, Some(turn.then)));
+        [first].into_iter().chain(then)
+    }
+
+    /// Whether they do it in this way, at first or later.
+    pub fn agrees_by(&self, kind: SyncKind) -> bool {
+        self.syncs().any(|sync| sync == kind)
+    }
+
+    pub(super) fn sync_key(&self) -> Option<SyncChoice> {
+        Some(self.turn.map_or(SyncChoice::Always(self.sync), SyncChoice::Turned))
+    }
+
+    pub(super) fn set_sync_key(&mut self, choice: SyncChoice) {
+        (self.sync, self.turn) = match choice {
+            SyncChoice::Always(kind) => (kind, None),
+            SyncChoice::Turned(turn) => (turn.start, Some(turn)),
+        };
+    }
+
     /// The servers beside so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks.
     pub fn server_plan(&self, ranks: usize) -> Result<Option<ServerPlan>, String> {
         if !self.sync.has_servers() {

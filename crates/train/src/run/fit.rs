@@ -124,6 +124,10 @@ impl Need {
 impl Prepared {
     /// Refuses a job that cannot run within `limits`, and says what could. Returns what it certainly takes.
     pub fn fit(&self, lodging: Lodging, limits: &[Limit]) -> Result<Need, TrainError> {
+        if let Some(turn) = self.turns_at {
+            // What follows a change of `parallel.sync` has to fit too.
+            self.clone().at_step(turn)?.fit(lodging, limits)?;
+        }
         let need = self.need(lodging)?;
         let Some(limit) = need.exceeds(limits) else { return Ok(need) };
         let advice = Advice::new(self, lodging, limits, need)?;

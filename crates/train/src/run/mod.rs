@@ -40,6 +40,7 @@ mod step;
 mod train;
 mod trial_run;
 mod tuned;
+mod turns;
 mod wire_trial;
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
 use crate::schedule::Horizon;
 use crate::sets::{Sets, open_as};
+use crate::slowness::Slowness;
 
 /// So many samples, evenly spread, are enough to know mean and deviation.
 const STATS_SAMPLES: usize = 20_000;
@@ -90,6 +91,10 @@ pub struct Prepared {
     pub measured: Option<String>,
     /// Where the cuts between stages come from.
     pub cuts_from: CutsFrom,
+    /// After how many steps ranks agree in another way, while they have not done them.
+    pub turns_at: Option<u64>,
+    /// How steps are slowed down, to try what that does.
+    pub slowness: Slowness,
 }
 
 impl Prepared {
@@ -244,6 +249,8 @@ impl Prepared {
             changed_data,
             measured: None,
             cuts_from: CutsFrom::default(),
+            turns_at: job.parallel.turn.map(|turn| turn.after),
+            slowness: Slowness::default(),
             job,
         };
         prepared.transform()?;
@@ -273,11 +280,16 @@ impl Prepared {
         if self.learner.plan.is_free() { 0 } else { self.mesh().place(rank, Axis::Data) }
     }
 
+    /// Plans for the way in which the job's ranks agree now; servers follow from how many ranks there are.
+    pub(super) fn follow_sync(&mut self) {
+        self.learner.plan.local = local_steps(&self.job.parallel);
+    }
+
     /// The same for so many ranks, whatever the job says.
     pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
         let mesh = self.job.parallel.mesh(ranks).map_err(TrainError::Mesh)?;
         self.learner.plan.mesh = mesh;
-        self.cut.flushes = flushes(&self.job, self.pace, mesh.data);
+        self.cut.flushes = flushes(&self.job, self.pace, mesh.data, self.until());
         self.learner.plan.run_steps = self.cut.flushes.lengths(self.pace)[0];
         let data = mesh.data;
         let weights = match &self.job.parallel.balance {
@@ -422,7 +434,7 @@ impl Prepared {
         let servers = (job.parallel.sync, job.parallel.servers, job.parallel.staleness);
         let how = (learner.keeps, &learner.plan, servers, learner.memory_bytes, learner.loss);
         let (train, f32_layers) = (&job.train, &job.model.f32_layers);
-        let output = (job.output.every_steps, job.output.every_epochs, &job.output.best);
+        let output = (job.output.every_steps, job.output.every_epochs, &job.output.best, job.parallel.turn);
         format!(
             "{:?}",
             (
@@ -500,8 +512,8 @@ fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
 }
 
 /// Where stages that go on from step to step are flushed, and where ranks that take steps by themselves meet; after every step if
-/// there are neither. `data` is the number of ranks that share the batch.
-fn flushes(job: &Job, pace: Pace, data: usize) -> Flushes {
+/// there are neither. `data` is the number of ranks that share the batch, `until` that of the steps.
+fn flushes(job: &Job, pace: Pace, data: usize, until: u64) -> Flushes {
     let parallel = &job.parallel;
     let most = match parallel.sync {
         SyncKind::Local if data > 1 => parallel.every,
@@ -511,7 +523,7 @@ fn flushes(job: &Job, pace: Pace, data: usize) -> Flushes {
         }
     };
     let every = job.saves_every(pace).chain([job.evaluates_every(pace)]).collect();
-    Flushes::new(most, every, pace.total_steps(job.train.length))
+    Flushes::new(most, every, until)
 }
 
 /// How ranks are arranged, in words; nothing if they only split the batch.

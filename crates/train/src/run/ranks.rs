@@ -13,6 +13,7 @@ use polyreme_collective::Comm;
 use super::folder::Hold;
 use super::prepared::Prepared;
 use super::train::Run;
+use super::turns::{SentBefore, TurnedRun, steps_before};
 use crate::checkpoint::Loaded;
 use crate::error::TrainError;
 use crate::event::{Event, Observer, Silent, Summary};
@@ -99,17 +100,67 @@ fn one_rank(
     folder: &Path,
     hold: Option<Hold>,
     resumed: Option<&Loaded>,
-    comm: Comm,
+    mut comm: Comm,
     local: usize,
     observer: &mut dyn Observer,
 ) -> Result<Summary, Stop> {
+    let done = steps_before(&prepared, &mut comm, resumed).map_err(Stop::Error)?;
+    let part = RunPart { prepared: prepared.clone(), folder, hold, resumed, local, before: None };
+    let mut turned = match one_part(part, done, comm, observer)? {
+        PartEnd::Over(summary) => return Ok(*summary),
+        PartEnd::Turned(turned) => turned,
+    };
+    loop {
+        let TurnedRun { comm, step, hold, loaded, before } = *turned;
+        let (prepared, resumed, before) = (prepared.clone(), loaded.as_ref(), Some(before));
+        let part = RunPart { prepared, folder, hold, resumed, local, before };
+        match one_part(part, step, comm, observer)? {
+            PartEnd::Over(summary) => return Ok(*summary),
+            PartEnd::Turned(again) => turned = again,
+        }
+    }
+}
+
+/// A part of a run in which ranks agree in one way.
+struct RunPart<'a> {
+    prepared: Prepared,
+    folder: &'a Path,
+    hold: Option<Hold>,
+    resumed: Option<&'a Loaded>,
+    local: usize,
+    /// What earlier parts came to.
+    before: Option<SentBefore>,
+}
+
+/// How it ends.
+enum PartEnd {
+    Over(Box<Summary>),
+    /// Ranks agree in another way from here on.
+    Turned(Box<TurnedRun>),
+}
+
+/// One part of a rank's life.
+fn one_part(part: RunPart, done: u64, comm: Comm, observer: &mut dyn Observer) -> Result<PartEnd, Stop> {
+    let RunPart { prepared, folder, hold, resumed, local, before } = part;
+    let prepared = prepared.at_step(done).map_err(Stop::Error)?;
     let mut run = Run::new(prepared, comm, local, resumed).map_err(Stop::Error)?;
+    run.before = before.unwrap_or_default();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         run.open(folder, hold, resumed)?;
-        run.train(observer)
+        run.train(observer, before.is_some())
     }));
     match outcome {
-        Ok(Ok(summary)) => Ok(summary),
+        Ok(Ok(Some(summary))) => Ok(PartEnd::Over(Box::new(summary))),
+        Ok(Ok(None)) => match run.settle_to_turn(observer) {
+            Ok(before) => run
+                .turn(before, observer)
+                .map(|turned| PartEnd::Turned(Box::new(turned)))
+                .map_err(Stop::Error),
+            Err(error) => {
+                run.fail(&error.to_string());
+                Err(Stop::Error(error))
+            }
+        },
         Ok(Err(error)) => {
             run.fail(&error.to_string());
             Err(Stop::Error(error))

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use polyreme_collective::Reduce;
 use polyreme_collective::servers::{
-    Discipline, HostOptions, LeaseAnswer, ServerClient, ServerHost, ServerMail, Staleness,
+    Discipline, HostOptions, LeaseAnswer, ServerClient, ServerCounts, ServerHost, ServerMail, Staleness,
 };
 use polyreme_data::{Loader, Span, Tally};
 use polyreme_exec::{RateOf, ServedRanges};
@@ -29,9 +29,10 @@ use polyreme_graph::{DType, Program};
 use super::step::{CHANGE, SAVE, wishes_of};
 use super::train::{Run, Wishes};
 use crate::error::TrainError;
-use crate::event::Observer;
+use crate::event::{Event, Observer};
 use crate::job::SyncKind;
 use crate::learner::StepResult;
+use crate::talk;
 
 /// For how long a segment hands out blocks at least; ranks hear of requests to stop at once.
 const SEGMENT: Duration = Duration::from_secs(1);
@@ -219,6 +220,20 @@ impl Run {
         if self.undo.is_some() { ELASTIC_SEGMENT } else { SEGMENT }
     }
 
+    /// Tells the observer of rank 0 how the servers get on, if there are any. Collective.
+    pub(super) fn tell_servers(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let Some(servers) = &self.servers else { return Ok(()) };
+        let mine = servers.host.as_ref().map_or_else(ServerCounts::default, |(host, _)| host.counts());
+        let all = talk::gather_all(self.learner.comm(), &mine.to_numbers())?;
+        let n = self.prepared.learner.plan.servers.map_or(0, |plan| plan.servers);
+        let all = all.chunks_exact(ServerCounts::NUMBERS).take(n);
+        let counts: Vec<ServerCounts> = all.map(ServerCounts::of_numbers).collect();
+        if self.rank == 0 {
+            observer.event(Event::Servers(&counts));
+        }
+        Ok(())
+    }
+
     fn client(&mut self) -> &mut ServerClient {
         self.learner.engine_mut().servers().expect("a run with servers")
     }
@@ -243,7 +258,7 @@ impl Run {
         &mut self,
         blocks: std::ops::Range<u64>,
         mine: &[(u64, StepResult)],
-        observer: &dyn Observer,
+        observer: &mut dyn Observer,
     ) -> Result<(Vec<StepResult>, Wishes), TrainError> {
         let n = (blocks.end - blocks.start) as usize;
         // Everybody else has zeros there, and adding them changes nothing.
@@ -265,6 +280,7 @@ impl Run {
         let wished: u64 = wishes.iter().filter(|(wished, _)| *wished).map(|(_, worth)| worth).sum();
         numbers[n * NUMBERS] = wished as f64;
         self.learner.comm().all_reduce(&mut numbers, Reduce::Sum)?;
+        self.tell_servers(observer)?;
         let clips = self.prepared.job.train.clip.is_some();
         let result = |of: &[f64]| StepResult {
             loss: of[0],

@@ -1,6 +1,7 @@
 //! One rank's part of every step: its samples, its microbatches, and how its part changes with its speed.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use polyreme_data::{Dataset, Loader, LoaderOptions, Order, Span, counted_of, time_of};
 use polyreme_parallel::Norms;
@@ -88,6 +89,8 @@ impl Run {
             true => mixup::share(train.mixup, train.seed, step),
             false => 1.0,
         };
+        let (slowness, computes) = (&self.prepared.slowness, self.busy_last.saturating_sub(self.slept_last));
+        let (mut slept, mut reached) = (Duration::ZERO, None);
         let (began, waited_before) = (Instant::now(), loader.waited());
         let microbatches = self.part.microbatches(first);
         let order = self.prepared.order(pace.epoch(first));
@@ -113,6 +116,11 @@ impl Run {
             undo.keep(&self.learner);
         }
         let results = self.learner.step(part, &mut |k, _, take| {
+            if slowness.is_any() && reached.replace(k) != Some(k) {
+                let pause = slowness.pause(rank, first + k as u64, computes);
+                thread::sleep(pause);
+                slept += pause;
+            }
             let loaded = loader.next().expect("the plan has a batch for each microbatch")?;
             let mix = mix(first + k as u64);
             let (x, labels) = (loaded.x.values(), loaded.labels.values());
@@ -122,7 +130,7 @@ impl Run {
         let idle = last.waited + (loader.waited() - waited_before);
         // Of several steps without a flush between them, each took as long as the others.
         let busy = began.elapsed().saturating_sub(idle);
-        self.busy_last = busy / results.len() as u32;
+        (self.busy_last, self.slept_last) = (busy / results.len() as u32, slept / results.len() as u32);
         if let Some(pulse) = &mut self.pulse
             && pace.len(first) == pace.batch
         {

@@ -58,7 +58,7 @@ fn a_slow_rank_gets_fewer_samples_from_the_next_step_on() {
         assert!(look(&mut run, 160, [2.0, 1.0]));
         assert_eq!(run.part.lengths(), [[10], [20]][rank]);
         run.prepared.job.train.length = Length::Steps(15);
-        let summary = run.train(&mut Silent).unwrap();
+        let summary = run.train(&mut Silent, false).unwrap().unwrap();
         assert_eq!(summary.steps, 15);
         notes.0
     };

@@ -26,6 +26,7 @@ use super::prepared::{Prepared, is_of_validation};
 use super::servers::Servers;
 use super::snapshot::{Progress, hand_over, load_weights, restore, restore_weights, start_from};
 use super::step::Pulse;
+use super::turns::SentBefore;
 use crate::checkpoint::{self, CheckpointError, Loaded};
 use crate::error::TrainError;
 use crate::event::{Ending, Event, Observer, StepDone, Summary};
@@ -70,6 +71,8 @@ pub(super) struct Run {
     pub(super) waited_last: Duration,
     /// How long this rank computed in the last step.
     pub(super) busy_last: Duration,
+    /// How long of that it slept, because it was to be slow.
+    pub(super) slept_last: Duration,
     waited: f64,
     /// Its speed, if samples are shared out by it.
     pub(super) pulse: Option<Pulse>,
@@ -79,6 +82,8 @@ pub(super) struct Run {
     pub(super) undo: Option<Undo>,
     /// The servers that hold the weights, if there are any.
     pub(super) servers: Option<Servers>,
+    /// What the steps before the last turn came to.
+    pub(super) before: SentBefore,
     /// Whether what follows the last step (evaluation, checkpoint) is done.
     pub(super) ended: bool,
     /// Whether ranks have entered that have no samples yet.
@@ -163,11 +168,13 @@ impl Run {
             other_degrees: None,
             waited_last: Duration::ZERO,
             busy_last: Duration::ZERO,
+            slept_last: Duration::ZERO,
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
             load: followed_load(&prepared, rank),
             undo: prepared.job.parallel.elastic.map(|_| Undo::default()),
             servers: None,
+            before: SentBefore::default(),
             ended: true,
             entered: false,
             transfer: None,
@@ -283,15 +290,22 @@ impl Run {
         self.learner.comm().fail(why);
     }
 
-    /// Trains to the end, or until an observer of any rank wants to stop. Collective.
-    pub(super) fn train(&mut self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
-        if self.rank == 0 {
+    /// Trains to the end, or until an observer of any rank wants to stop; nothing if ranks are to agree in another way from here on.
+    /// Collective.
+    pub(super) fn train(
+        &mut self,
+        observer: &mut dyn Observer,
+        goes_on: bool,
+    ) -> Result<Option<Summary>, TrainError> {
+        if self.rank == 0 && !goes_on {
             let outline = self.prepared.outline(&self.folder, self.learner.steps_done())?;
             observer.event(Event::Started(&outline));
         }
         self.tell_changes(observer);
-        let ending = self.train_steps(observer)?;
-        self.complete(ending.unwrap_or(Ending::Finished), observer)
+        match self.train_steps(observer)? {
+            Some(ending) => self.complete(ending, observer).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Tells what is not as it was when the run was left.
@@ -308,18 +322,19 @@ impl Run {
         }
     }
 
-    /// All steps that are left; `None` if ranks are to change before the last of them. Collective.
+    /// All steps that are left; `None` if ranks, or the way in which they agree, are to change before the last of them. Collective.
     pub(super) fn train_steps(&mut self, observer: &mut dyn Observer) -> Result<Option<Ending>, TrainError> {
         let steps = self.prepared.pace.total_steps(self.prepared.job.train.length);
         self.begin_trace()?;
         self.started = Instant::now();
-        let mut loader = self.loader(steps)?;
+        let until = self.prepared.until();
+        let mut loader = self.loader(until)?;
         let mut ending = Ending::Finished;
-        while self.learner.steps_done() < steps {
+        while self.learner.steps_done() < until {
             let first = self.learner.steps_done();
             let (results, wishes) = match self.is_free() {
-                true => self.segment(&mut loader, first, steps, observer)?,
-                false => self.steps(&mut loader, first, steps, observer)?,
+                true => self.segment(&mut loader, first, until, observer)?,
+                false => self.steps(&mut loader, first, until, observer)?,
             };
             // Without a flush between steps, what each came to is known behind the last of them.
             for (step, result) in (first..).zip(&results) {
@@ -343,14 +358,15 @@ impl Run {
             }
             if std::mem::take(&mut self.entered) {
                 self.share_equally(step + 1, observer)?;
-                loader = self.loader(steps)?;
+                loader = self.loader(until)?;
             } else if wishes.look && self.rebalance(step + 1, observer)? {
-                loader = self.loader(steps)?;
+                loader = self.loader(until)?;
             }
         }
         drop(loader);
         self.end_trace()?;
-        Ok(Some(ending))
+        let turns = ending == Ending::Finished && until < steps;
+        Ok((!turns).then_some(ending))
     }
 
     /// What follows the last step. Collective.
@@ -448,6 +464,8 @@ impl Run {
             seconds,
             waiting: loader.waited().as_secs_f64() / here,
             waiting_for_ranks,
+            sent_bytes: self.learner.engine().wire_bytes(),
+            batches_ready: loader.n_ready(),
         }));
         let every = self.prepared.job.train.log_every_steps.max(1);
         if (step + 1).is_multiple_of(every) || step + 1 == steps {
@@ -466,6 +484,9 @@ impl Run {
             }
             line.extend((ranks > 1).then(|| ("wait_share".to_string(), waiting_for_ranks)));
             self.record(step + 1, &line, observer);
+            if !self.is_free() {
+                self.tell_servers(observer)?;
+            }
         }
         if pace.ends_epoch(step) {
             let (sum, n) = std::mem::take(&mut self.progress.epoch);
@@ -558,10 +579,7 @@ impl Run {
         if let Some(report) = ledger.as_ref().filter(|report| report.exact == Some(false)) {
             observer.event(Event::Warning(&format!("the ledger of samples does not add up: {report}")));
         }
-        let mut wire_bytes = [self.learner.engine().wire_bytes() as i64];
-        self.learner.comm().all_reduce(&mut wire_bytes, Reduce::Sum)?;
-        let served = self.end_servers()?;
-        let stale = served.as_ref().map(|end| end.staleness);
+        let SentBefore { bytes: wire_bytes, staleness: stale } = self.sent()?;
         let summary = Summary {
             steps: self.saved_step,
             seconds,
@@ -573,7 +591,7 @@ impl Run {
             ending,
             model_step,
             ledger,
-            wire_bytes: wire_bytes[0] as u64 + served.map_or(0, |end| end.sent_bytes),
+            wire_bytes,
             staleness_max: stale.map(|stale| stale.max),
             staleness_mean: stale.map(|stale| stale.sum as f64 / stale.count.max(1) as f64),
             membership: observer.membership(),
@@ -589,6 +607,20 @@ impl Run {
         }
         observer.event(Event::Finished(&summary));
         Ok(summary)
+    }
+
+    /// What all ranks and servers have sent since the run was started or resumed, and how old gradients were. Ends the servers. Collective.
+    pub(super) fn sent(&mut self) -> Result<SentBefore, TrainError> {
+        let mut bytes = [self.learner.engine().wire_bytes() as i64];
+        self.learner.comm().all_reduce(&mut bytes, Reduce::Sum)?;
+        let served = self.end_servers()?;
+        let by_servers = served.as_ref().map_or(0, |end| end.sent_bytes);
+        let stale = served.map(|end| end.staleness);
+        let staleness = match (self.before.staleness, stale) {
+            (Some(before), Some(now)) => Some(before.with(now)),
+            (before, now) => before.or(now),
+        };
+        Ok(SentBefore { bytes: self.before.bytes + bytes[0] as u64 + by_servers, staleness })
     }
 
     /// Takes the weights of the best checkpoint, and gives its step; if it cannot be read, the last ones stay.

@@ -37,7 +37,12 @@ impl Observer for Watcher {
             Event::Warning(text) if text.contains("bits will differ") => self.notes.push(text.into()),
             Event::Warning(text) if text.contains("products were summed") => self.notes.push(text.into()),
             Event::Warning(text) => panic!("{text}"),
-            Event::Started(_) | Event::Saving { .. } | Event::Membership { .. } | Event::Finished(_) => {}
+            Event::Started(_)
+            | Event::Saving { .. }
+            | Event::Membership { .. }
+            | Event::Servers(_)
+            | Event::Turned { .. }
+            | Event::Finished(_) => {}
         }
     }
 

@@ -86,6 +86,8 @@ impl Observer for Thief {
             | Event::Saving { .. }
             | Event::Balanced { .. }
             | Event::Followed { .. }
+            | Event::Servers(_)
+            | Event::Turned { .. }
             | Event::TooSlow
             | Event::Membership { .. }
             | Event::Finished(_) => {}

@@ -1,10 +1,13 @@
-//! Faults from a seed: `--chaos "kill=1s,stop=5s:2s,cut=7s:2s,join=3s,seed=7"` kills, pauses, cuts off and adds ranks while a run trains.
+//! Faults from a seed: `--chaos "kill=1s,stop=5s:2s,cut=7s:2s,join=3s,seed=7"` kills, pauses, cuts off and adds ranks while an elastic run
+//! trains, and `--chaos "sleep=20ms,slow=80ms@0.1,slow_rank=3:4x,seed=1"` slows the steps of any run down ([`Slowness`]).
 //!
 //! Each kind has an interval; when it is due, a child is drawn, and how long it lasts if that is a range (`stop=5s:2s..20s`). The last one that trains is left alone: with it the state would be lost,
 //! which is a test of checkpoints and not of this.
 
 use std::fmt;
 use std::time::{Duration, Instant};
+
+use polyreme_train::slowness::Slowness;
 
 use crate::times::duration;
 
@@ -48,15 +51,30 @@ pub struct ChaosSpec {
     pub cut: Option<LastingFault>,
     /// A rank is added.
     pub join: Option<Duration>,
-    /// From which everything is drawn.
-    pub seed: u64,
+    /// Steps are slowed down, in any run. Its seed is that from which everything is drawn.
+    pub slowness: Slowness,
+}
+
+impl ChaosSpec {
+    /// What of it only an elastic run survives.
+    pub fn of_elastic_runs(&self) -> Option<&'static str> {
+        let ChaosSpec { kill, stop, cut, join, slowness: _ } = self;
+        let kinds = [
+            (kill.is_some(), "kill"),
+            (stop.is_some(), "stop"),
+            (cut.is_some(), "cut"),
+            (join.is_some(), "join"),
+        ];
+        kinds.into_iter().find_map(|(asked, name)| asked.then_some(name))
+    }
 }
 
 impl std::str::FromStr for ChaosSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ChaosSpec, String> {
-        let mut spec = ChaosSpec { kill: None, stop: None, cut: None, join: None, seed: 0 };
+        let mut spec =
+            ChaosSpec { kill: None, stop: None, cut: None, join: None, slowness: Slowness::default() };
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (key, value) =
                 part.split_once('=').ok_or_else(|| format!("{part:?} has no value: kill=1s"))?;
@@ -65,8 +83,18 @@ impl std::str::FromStr for ChaosSpec {
                 "join" => spec.join = Some(duration(value)?),
                 "stop" => spec.stop = Some(LastingFault::parse(key, value)?),
                 "cut" => spec.cut = Some(LastingFault::parse(key, value)?),
-                "seed" => spec.seed = value.parse().map_err(|_| format!("seed={value} is not a number"))?,
-                _ => return Err(format!("{key:?} is unknown: kill, stop, cut, join and seed are known")),
+                "sleep" => spec.slowness.sleep = duration(value)?,
+                "slow" => spec.slowness.slow = Some(slow(value)?),
+                "slow_rank" => spec.slowness.ranks.push(slow_rank(value)?),
+                "seed" => {
+                    spec.slowness.seed =
+                        value.parse().map_err(|_| format!("seed={value} is not a number"))?;
+                }
+                _ => {
+                    return Err(format!(
+                        "{key:?} is unknown: kill, stop, cut, join, sleep, slow, slow_rank and seed are known"
+                    ));
+                }
             }
         }
         Ok(spec)
@@ -75,16 +103,37 @@ impl std::str::FromStr for ChaosSpec {
 
 impl fmt::Display for ChaosSpec {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let ChaosSpec { kill, stop, cut, join, seed } = self;
+        let ChaosSpec { kill, stop, cut, join, slowness: Slowness { sleep, slow, ranks, seed } } = self;
         let all = [
             kill.map(|every| format!("kill={}s", every.as_secs_f64())),
             stop.map(|stop| format!("stop={stop}")),
             cut.map(|cut| format!("cut={cut}")),
             join.map(|every| format!("join={}s", every.as_secs_f64())),
-            Some(format!("seed={seed}")),
+            (!sleep.is_zero()).then(|| format!("sleep={}s", sleep.as_secs_f64())),
+            slow.map(|(sleep, share)| format!("slow={}s@{share}", sleep.as_secs_f64())),
         ];
-        f.write_str(&all.into_iter().flatten().collect::<Vec<_>>().join(","))
+        let ranks = ranks.iter().map(|(rank, times)| format!("slow_rank={rank}:{times}x"));
+        let all = all.into_iter().flatten().chain(ranks).chain([format!("seed={seed}")]);
+        f.write_str(&all.collect::<Vec<_>>().join(","))
     }
+}
+
+/// `80ms@0.1`: a time, and the share of steps that it is of.
+fn slow(value: &str) -> Result<(Duration, f64), String> {
+    let (time, share) = value.split_once('@').ok_or("slow needs a time and a share: slow=80ms@0.1")?;
+    match share.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok((duration(time)?, share)),
+        _ => Err(format!("slow={value}: {share:?} is not a share of the steps, such as 0.1")),
+    }
+}
+
+/// `3:4x`: a rank, and how many times as long its steps take.
+fn slow_rank(value: &str) -> Result<(usize, f64), String> {
+    let wrong = || format!("slow_rank={value} does not say which rank and how slow: slow_rank=3:4x");
+    let (rank, times) = value.split_once(':').ok_or_else(wrong)?;
+    let rank = rank.parse().map_err(|_| wrong())?;
+    let times = times.strip_suffix('x').unwrap_or(times).parse().map_err(|_| wrong())?;
+    if (1.0..=1e4).contains(&times) { Ok((rank, times)) } else { Err(wrong()) }
 }
 
 /// Something to be done now.
@@ -122,7 +171,8 @@ impl Chaos {
         let at = |every: Option<Duration>| every.map(|every| now + every);
         let (kill_at, join_at) = (at(spec.kill), at(spec.join));
         let (stop_at, cut_at) = (at(spec.stop.map(|stop| stop.every)), at(spec.cut.map(|cut| cut.every)));
-        Chaos { state: spec.seed, spec, kill_at, stop_at, cut_at, join_at, stopped: None, cut: None }
+        let state = spec.slowness.seed;
+        Chaos { state, spec, kill_at, stop_at, cut_at, join_at, stopped: None, cut: None }
     }
 
     /// What is due. `ranks` are the children that train, in order; `room` says whether one more may be added. One child at a time is
@@ -192,6 +242,7 @@ mod tests {
             "stop=5s:2s..20s,seed=1",
             "kill=0.25s,seed=0",
             "seed=3",
+            "sleep=0.02s,slow=0.08s@0.1,slow_rank=3:4x,slow_rank=1:1.5x,seed=1",
         ] {
             assert_eq!(text.parse::<ChaosSpec>().unwrap().to_string(), text);
         }
@@ -204,6 +255,13 @@ mod tests {
             ("cut=5s", "cut=5s:2s"),
             ("cut=5s:3s..2s", "at least"),
             ("crash=1s", "kill, stop, cut, join"),
+            ("slow=80ms", "slow=80ms@0.1"),
+            ("slow=80ms@10%", "share of the steps"),
+            ("slow=80ms@1.5", "share of the steps"),
+            ("slow_rank=3", "slow_rank=3:4x"),
+            ("slow_rank=3:0.5x", "slow_rank=3:4x"),
+            ("slow_rank=a:4x", "slow_rank=3:4x"),
+            ("sleep=20", "250ms"),
             ("seed=x", "number"),
         ] {
             let error = text.parse::<ChaosSpec>().unwrap_err();
@@ -214,10 +272,9 @@ mod tests {
     #[test]
     fn faults_follow_from_the_seed_and_spare_the_last_rank() {
         let run = |seed| {
-            let spec = ChaosSpec {
-                seed,
-                ..ChaosSpec::from_str_or_panic("kill=1s,stop=2s:500ms,cut=2s:1s..3s,join=3s")
-            };
+            let spec = ChaosSpec::from_str_or_panic(&format!(
+                "kill=1s,stop=2s:500ms,cut=2s:1s..3s,join=3s,seed={seed}"
+            ));
             let start = Instant::now();
             let mut chaos = Chaos::new(spec, start);
             let at = |ms: u64| start + Duration::from_millis(ms);

@@ -795,6 +795,21 @@ fn ranks_and_shards() {
     );
     row("sync = \"locl\"", "`parallel.sync` is \"locl\", which is not known", "did you mean \"local\"?");
     row(
+        "sync = { then = \"local\" }",
+        "`parallel.sync` needs `after`",
+        "write a number of steps, such as after = 1000",
+    );
+    row(
+        "sync = { start = \"local\", then = \"local\", after = 10 }",
+        "`parallel.sync` changes nothing",
+        "name two ways, or write one of them alone",
+    );
+    row(
+        "sync = { then = \"local\", after = 10 }\nreproducible = true",
+        "`parallel.sync = \"local\"` does not work with `reproducible`: what replicas learn by themselves depends on how many there are",
+        "leave one of them out",
+    );
+    row(
         "every = 5",
         "`parallel.every` is for replicas that take steps of their own",
         "write sync = \"local\", or leave `every` out",

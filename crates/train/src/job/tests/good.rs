@@ -237,6 +237,7 @@ fn every_key_is_read() {
         follow_load: false,
         wire: WireSpec::default(),
         sync: SyncKind::AllReduce,
+        turn: None,
         every: 50,
         outer: None,
         staleness: 3,
@@ -484,6 +485,31 @@ fn servers_may_hold_the_weights() {
         let ParallelSpec { sync, servers, staleness, .. } = job.parallel;
         assert_eq!((sync, servers, staleness), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
+    }
+}
+
+#[test]
+fn replicas_may_agree_in_another_way_later() {
+    let turn = |start, then, after| Some(SyncTurn { start, then, after });
+    let (each, local) = (SyncKind::AllReduce, SyncKind::Local);
+    for (lines, want) in [
+        ("sync = { then = \"local\", after = 9 }", (each, turn(each, local, 9), 50)),
+        (
+            "sync = { start = \"local\", then = \"ps\", after = 1 }\nevery = 5",
+            (local, turn(local, SyncKind::Ps, 1), 5),
+        ),
+        (
+            "sync = { start = \"ps-async\", then = \"local\", after = 100 }\nevery = 7\nservers = 2",
+            (SyncKind::PsAsync, turn(SyncKind::PsAsync, local, 100), 7),
+        ),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
+        let ParallelSpec { sync, turn, every, .. } = job.parallel;
+        assert_eq!((sync, turn, every), want, "{lines}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
+        // A run that goes on in one way.
+        let one = good(&job.to_toml(), &["parallel.sync=allreduce"]).parallel;
+        assert_eq!((one.sync, one.turn), (each, None), "{lines}");
     }
 }
 

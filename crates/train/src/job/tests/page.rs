@@ -25,6 +25,10 @@ fn table(what: &str, path: &str) -> String {
             let row = outline(parent).rows.iter().find(|row| row.name == key);
             match row.map(|row| &row.shape) {
                 Some(Shape::Names(rows)) => names(rows, key),
+                Some(Shape::Either(first, _)) => match &**first {
+                    Shape::Names(rows) => names(rows, key),
+                    _ => panic!("{path} is no choice of names"),
+                },
                 _ => panic!("{path} is no choice of names"),
             }
         }

@@ -459,6 +459,11 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 bucket_mib,
                 wire: if coded && !local { wire } else { WireSpec::default() },
                 sync: if local { SyncKind::Local } else { SyncKind::AllReduce },
+                turn: threads.filter(|_| local).map(|n| SyncTurn {
+                    start: SyncKind::Local,
+                    then: SyncKind::AllReduce,
+                    after: n as u64,
+                }),
                 every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
