@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::error::DataError;
 use crate::order::LENGTHS_MAX;
+use crate::remote::FarFile;
 use crate::spec::{Features, Spec};
 
 /// Texts, the shortest first.
@@ -67,6 +68,10 @@ impl Dataset for ByLength {
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
         self.set.ahead(&mut samples.map(|idx| self.places[idx] as usize), scratch)
+    }
+
+    fn far(&self, idx: usize) -> Option<FarFile<'_>> {
+        self.set.far(self.places[idx] as usize)
     }
 
     fn intact(&self) -> Result<(), DataError> {

@@ -1,6 +1,7 @@
 //! Random access to samples: the interface between file formats and the code that chooses, transforms and batches samples.
 
 use crate::error::DataError;
+use crate::remote::FarFile;
 use crate::spec::Spec;
 
 /// A set of samples, readable in any order by any number of threads.
@@ -38,6 +39,11 @@ pub trait Dataset: Send + Sync {
         _scratch: &mut Scratch,
     ) -> Result<(), DataError> {
         Ok(())
+    }
+
+    /// The file that sample `idx` is read from when it is needed, if that is not on this host.
+    fn far(&self, _idx: usize) -> Option<FarFile<'_>> {
+        None
     }
 
     /// An error if what was read since the set was opened may not be what its files held: a mapped file that is cut short

@@ -32,6 +32,14 @@ pub enum DataError {
         /// What was found and what was expected.
         why: String,
     },
+    /// What an address stands for cannot be had.
+    #[error("{url}: {why}")]
+    Remote {
+        /// The address.
+        url: String,
+        /// What is wrong, and what to do next.
+        why: String,
+    },
     /// Settings that this set cannot satisfy.
     #[error("{why}")]
     Setting {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::error::DataError;
+use crate::remote::FarFile;
 use crate::spec::{Spec, Target};
 
 /// More files than this are a slip of the pen.
@@ -72,6 +73,11 @@ impl Dataset for Joined {
     fn fetch<'a>(&'a self, idx: usize, scratch: &'a mut Scratch) -> Result<Fetched<'a>, DataError> {
         let (part, idx) = self.find(idx);
         part.fetch(idx, scratch)
+    }
+
+    fn far(&self, idx: usize) -> Option<FarFile<'_>> {
+        let (part, idx) = self.find(idx);
+        part.far(idx)
     }
 
     fn intact(&self) -> Result<(), DataError> {
@@ -188,11 +194,7 @@ pub fn files_of(paths: &[PathBuf], extensions: &[&str]) -> Result<Vec<PathBuf>, 
 
 /// The files of a folder that have one of these extensions.
 fn files_with(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, DataError> {
-    let fits = |name: &str| {
-        let extension = Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default();
-        !name.starts_with('.') && extensions.iter().any(|e| extension.eq_ignore_ascii_case(e))
-    };
-    let found = files_in(folder, &fits)?;
+    let found = files_in(folder, &|name| has_extension(name, extensions))?;
     if found.is_empty() {
         let hint = format!(
             "no file in this folder ends in .{}; name the files, as in \"{}/part-*\"",
@@ -202,6 +204,12 @@ fn files_with(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, DataEr
         return Err(DataError::Missing { path: folder.to_path_buf(), hint });
     }
     Ok(found)
+}
+
+/// Whether a name ends in one of these extensions, and is not hidden.
+pub(crate) fn has_extension(name: &str, extensions: &[&str]) -> bool {
+    let extension = Path::new(name).extension().and_then(|e| e.to_str()).unwrap_or_default();
+    !name.starts_with('.') && extensions.iter().any(|e| extension.eq_ignore_ascii_case(e))
 }
 
 /// The files of a folder whose names fit, in their order.

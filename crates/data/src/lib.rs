@@ -7,6 +7,7 @@
 //! - [`spec`]: what a sample is. [`dataset`]: random access to samples. [`error`]: what can be wrong with files.
 //! - Formats: [`idx`] (MNIST), [`cifar`], [`table`] (CSV), [`images`] (a folder per class), [`shards`] (tars of images), [`arrays`] (safetensors),
 //!   [`text`] with [`bpe`], its tokenizers, [`text_tokens`], those of texts with labels; all over [`map`], mapped files.
+//! - [`remote`]: files from S3, Google Cloud Storage and web servers, through a cache of bounded size.
 //! - [`memory`], [`synthetic`]: sets that are given as vectors, or generated. [`mod@split`]: parts of a set. [`by_length`]: texts,
 //!   the shortest first. [`spread`]: a set whose files lie with several processes, opened [`together`].
 //! - [`order`]: which sample stands where in an epoch; `permute` and `draw` are its randomness.
@@ -39,6 +40,7 @@ pub mod memory;
 pub mod order;
 mod permute;
 mod plane;
+pub mod remote;
 pub mod shards;
 pub mod spec;
 pub mod split;

@@ -22,6 +22,7 @@ use crate::augment::Address;
 use crate::batch::{Batch, Span};
 use crate::dataset::{Dataset, Scratch};
 use crate::error::DataError;
+use crate::remote::tell_ahead;
 use crate::transform::Transform;
 
 /// Options of a loader.
@@ -337,6 +338,7 @@ impl Shared {
         let span = batch.span;
         let (seed, epoch) = (self.options.seed, span.order.epoch);
         let samples = || span.order.walk(span.start).take(span.len);
+        tell_ahead(&*self.set, span.order, span.start);
         self.set.ahead(&mut samples(), scratch)?;
         for (i, idx) in samples().enumerate() {
             if self.stopped.load(Ordering::Relaxed) {

@@ -16,16 +16,20 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 
 use cut::Watch;
 
 use crate::error::DataError;
+use crate::remote::HeldFile;
 
 /// The bytes of a file.
 #[derive(Debug)]
 pub enum Bytes {
     /// The mapped file.
     Mapped(Map),
+    /// The mapped copy of an object of a store.
+    Held(Arc<HeldFile>),
     /// The unpacked content of a file.
     Owned(Vec<u8>),
 }
@@ -42,6 +46,7 @@ impl Bytes {
     pub fn intact(&self) -> Result<(), DataError> {
         match self {
             Bytes::Mapped(map) => map.watch.intact(),
+            Bytes::Held(file) => file.bytes().intact(),
             Bytes::Owned(_) => Ok(()),
         }
     }
@@ -69,6 +74,7 @@ impl Deref for Bytes {
     fn deref(&self) -> &[u8] {
         match self {
             Bytes::Mapped(map) => &map.map,
+            Bytes::Held(file) => file.bytes(),
             Bytes::Owned(bytes) => bytes,
         }
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::dataset::{Dataset, Fetched, Scratch};
 use crate::draw::{Purpose, below64, word64};
 use crate::error::DataError;
+use crate::remote::FarFile;
 use crate::spec::{Spec, Target};
 
 /// A part of a set, itself a set.
@@ -138,6 +139,10 @@ impl Dataset for Subset {
         scratch: &mut Scratch,
     ) -> Result<(), DataError> {
         self.set.ahead(&mut samples.map(|idx| self.place(idx)), scratch)
+    }
+
+    fn far(&self, idx: usize) -> Option<FarFile<'_>> {
+        self.set.far(self.place(idx))
     }
 
     fn intact(&self) -> Result<(), DataError> {

@@ -11,7 +11,7 @@ use polyreme_train::run::{Given, Hold, Lodging, Prepared, run_ranks_at};
 use polyreme_train::sets::Sets;
 use polyreme_train::{Net, TrainError};
 
-use crate::{memory, process};
+use crate::{memory, process, stores};
 
 /// What a program adds to the command line: nothing, or a job defined in Rust.
 ///
@@ -58,8 +58,8 @@ impl App {
     /// Trains the job in this process, and tells `observer` about it. Without `output.path` the run goes to
     /// `runs/NAME`.
     pub fn train(self, observer: &mut dyn Observer) -> Result<Summary, TrainError> {
+        let given = self.given();
         let job = self.job.unwrap_or_else(|| Job::new("job"));
-        let given = Given { memory_bytes: memory::free_bytes(), ..self.given };
         let mut prepared = Prepared::new(job, given, process::cores())?;
         prepared.system = process::facts();
         prepared.process_bytes = process::bytes_before_training();
@@ -81,6 +81,6 @@ impl App {
 
     /// What the program provides: network and data; and how much memory is free for them.
     pub fn given(&self) -> Given {
-        Given { memory_bytes: memory::free_bytes(), ..self.given.clone() }
+        Given { memory_bytes: memory::free_bytes(), remote: stores::env(), ..self.given.clone() }
     }
 }

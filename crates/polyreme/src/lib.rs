@@ -10,7 +10,7 @@
 //! - `metrics`: figures of a run for Prometheus.
 //! - [`output`]: the standard streams, which never block training.
 //! - [`plan`]: how a job would be split over machines.
-//! - [`process`]: the process and the machine, as the operating system sees them.
+//! - [`process`]: the process and the machine, as the operating system sees them. `stores`: what it knows of stores of objects.
 
 #![forbid(unsafe_code)]
 // They panic when the pipe is closed; see `output`.
@@ -26,6 +26,7 @@ mod metrics;
 pub mod output;
 pub mod plan;
 pub mod process;
+mod stores;
 mod times;
 
 pub use app::App;

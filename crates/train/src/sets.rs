@@ -1,5 +1,6 @@
 //! The sets of a job: where its samples come from, opened and split.
 
+mod remote;
 mod tar;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use polyreme_data::cifar::{self, Cifar};
 use polyreme_data::idx::{self, Idx};
 use polyreme_data::images::{self, ImageOptions, Images};
 use polyreme_data::joined::{files, files_of};
+use polyreme_data::remote::{Files, HeldEntry, RemoteEnv};
 use polyreme_data::table::schema::like_an_id;
 use polyreme_data::table::{
     Columns, FileColumn, OpenedTable, Table, TableFile, TableFormat, TableOptions, TableSchema,
@@ -23,10 +25,12 @@ use polyreme_exec::Isa;
 
 use crate::error::TrainError;
 use crate::fingerprint::{IMAGES, Origin, ToldFile};
-use crate::job::{ImageTable, Job, OrderSpec, Source};
+use crate::job::{DataSpec, ImageTable, Job, OrderSpec, Source};
 use crate::preparation::Preparation;
 use crate::spread::{Among, Lending, RankMembers, SetFiles};
 use crate::texts;
+use remote::Brought;
+pub(crate) use remote::told;
 
 /// Where Debian's package puts Fashion-MNIST.
 const DEBIAN_FASHION: &str = "/usr/share/datasets/fashion-mnist";
@@ -65,6 +69,8 @@ pub struct Sets {
     pub stored: bool,
     /// Where they come from.
     pub origin: Origin,
+    /// Copies of what is in stores, which are not evicted while this lives.
+    pub held: Arc<[HeldEntry]>,
     /// What brings samples that only other hosts have, and gives them those of this one.
     pub lending: Option<Arc<Lending>>,
 }
@@ -85,6 +91,7 @@ impl Sets {
             texts: Vec::new(),
             stored: false,
             origin: Origin::default(),
+            held: Arc::default(),
             lending: None,
         }
     }
@@ -109,38 +116,50 @@ impl Sets {
     }
 }
 
-/// Opens the sets that a job names. The job then says where they were found.
-pub fn open(job: &mut Job) -> Result<Sets, TrainError> {
-    open_as(job, None, Isa::detect(), None)
+/// How sets are opened.
+#[derive(Clone, Default, Debug)]
+pub struct Opening {
+    /// The instructions that samples are decoded with.
+    pub isa: Isa,
+    /// How many bytes of memory are free, if it is known: tables that are too large for them stay in their files.
+    pub memory_bytes: Option<usize>,
+    /// What this process knows of stores.
+    pub remote: RemoteEnv,
 }
 
-/// The same for a model that was trained before: columns and classes are those of its training data, by name. Samples are
-/// decoded with `isa`. Tables that are too large for `memory_bytes`, if it is known how many are free, stay in their files.
-pub fn open_as(
-    job: &mut Job,
-    trained: Option<&Preparation>,
-    isa: Isa,
-    memory_bytes: Option<usize>,
-) -> Result<Sets, TrainError> {
+/// Opens the sets that a job names. The job then says where they were found.
+pub fn open(job: &mut Job) -> Result<Sets, TrainError> {
+    open_as(job, None, &Opening { isa: Isa::detect(), ..Opening::default() })
+}
+
+/// The same for a model that was trained before: columns and classes are those of its training data, by name.
+pub fn open_as(job: &mut Job, trained: Option<&Preparation>, reading: &Opening) -> Result<Sets, TrainError> {
     if let Source::Idx { path, known } = &mut job.data.source {
         *path = idx_folder(path, known.take());
     }
-    let among = Among { members: &mut Alone, lending: None, by_teller: false };
-    open_among(job, trained, isa, memory_bytes, among)
+    let Brought { places, source, held } = remote::bring(job, &reading.remote)?;
+    let among = Among { members: &mut Alone, lending: None, by_teller: false, places };
+    let sets = match source {
+        None => open_among(job, trained, reading, among)?,
+        Some(source) => {
+            let data = DataSpec { source, ..job.data.clone() };
+            let sets = open_among(&Job { data, ..job.clone() }, trained, reading, among)?;
+            if trained.is_none() {
+                remote::check_order(job, &*sets.train)?;
+            }
+            sets
+        }
+    };
+    Ok(Sets { held, ..sets })
 }
 
 /// The same for ranks that are processes, each with files of its own (`data.spread`). Collective; `comm` is that of all ranks.
-pub fn open_spread(
-    job: &Job,
-    comm: &mut Comm,
-    isa: Isa,
-    memory_bytes: Option<usize>,
-) -> Result<Sets, TrainError> {
+pub fn open_spread(job: &Job, comm: &mut Comm, reading: &Opening) -> Result<Sets, TrainError> {
     let lending = (comm.size() > 1).then(|| Lending::start(comm)).transpose()?;
     let by_teller = job.data.order == OrderSpec::Parts;
     let mut members = RankMembers::new(comm);
-    let among = Among { members: &mut members, lending, by_teller };
-    let opened = open_among(job, None, isa, memory_bytes, among);
+    let among = Among { members: &mut members, lending, by_teller, places: Files::default() };
+    let opened = open_among(job, None, reading, among);
     // What ended an operation of the group is better said as the report that all ranks have.
     match members.failed {
         Some(error) => Err(error),
@@ -151,11 +170,10 @@ pub fn open_spread(
 fn open_among(
     job: &Job,
     trained: Option<&Preparation>,
-    isa: Isa,
-    memory_bytes: Option<usize>,
+    reading: &Opening,
     mut among: Among,
 ) -> Result<Sets, TrainError> {
-    let mut sets = open_source(job, trained, isa, memory_bytes, &mut among)?;
+    let mut sets = open_source(job, trained, reading, &mut among)?;
     sets.lending = among.lending;
     if sets.validation.is_none() {
         let (train, validation) = split(sets.train, job.data.validation, job.train.seed)?;
@@ -173,10 +191,10 @@ fn open_among(
 fn open_source(
     job: &Job,
     trained: Option<&Preparation>,
-    isa: Isa,
-    memory_bytes: Option<usize>,
+    reading: &Opening,
     among: &mut Among,
 ) -> Result<Sets, TrainError> {
+    let Opening { isa, memory_bytes, .. } = *reading;
     let both = |train: Arc<dyn Dataset>, test: Option<Arc<dyn Dataset>>| Sets { test, ..Sets::new(train) };
     let with_files =
         |sets: Sets, files: Vec<PathBuf>| Sets { origin: Origin { files, ..Origin::default() }, ..sets };
@@ -219,7 +237,8 @@ fn open_source(
             let may_stay = texts.is_none() && *format != TableFormat::Parquet;
             let options = TableOptions {
                 texts,
-                stored: may_stay && stays_in_files(all.iter(), *in_memory, memory_bytes),
+                stored: may_stay && stays_in_files(&among.places, &all, *in_memory, memory_bytes),
+                places: among.places.clone(),
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
                 schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
                 ..table_options(job, &job.data.source).unwrap_or_default()
@@ -309,7 +328,7 @@ fn open_source(
             let sets = both(Arc::new(train), test.map(shared));
             Sets { validation: validation.map(shared), origin, ..sets }
         }
-        Source::Tar { .. } => tar::open(job, trained, isa)?,
+        Source::Tar { .. } => tar::open(job, trained, isa, &among.places)?,
         Source::Text { path, test, tokenizer, .. } => {
             let tokens = match tokenizer {
                 Some(file) => Tokenizer::from_file(file)?,
@@ -400,12 +419,13 @@ pub fn label_options(path: &Path, image: &Option<String>) -> Result<TableOptions
 }
 
 /// Whether the rows of tables stay in their files: if the job says so, or if they are too large for the memory that is free.
-fn stays_in_files<'a>(
-    paths: impl Iterator<Item = &'a PathBuf>,
+fn stays_in_files(
+    places: &Files,
+    paths: &[PathBuf],
     in_memory: Option<bool>,
     memory_bytes: Option<usize>,
 ) -> bool {
-    let bytes: u64 = paths.filter_map(|path| path.metadata().ok()).map(|found| found.len()).sum();
+    let bytes: u64 = paths.iter().filter_map(|path| remote::bytes_of(places, path)).sum();
     let fits = memory_bytes.is_none_or(|free| bytes <= free as u64 / MEMORY_SHARE);
     !in_memory.unwrap_or(fits)
 }

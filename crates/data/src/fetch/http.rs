@@ -13,23 +13,23 @@ use super::part::{PartFile, Trouble};
 
 /// Settings of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
+pub(crate) struct Settings {
     /// The timeout of name resolution, and of connecting.
-    pub(super) connect: Duration,
+    pub(crate) connect: Duration,
     /// The timeout of the start of a response, and of each read.
-    pub(super) read: Duration,
+    pub(crate) read: Duration,
     /// Whether to go through the proxy that the environment names (`HTTPS_PROXY` and its like), as every client does.
-    pub(super) proxy: bool,
+    pub(crate) proxy: bool,
 }
 
-pub(super) const SETTINGS: Settings =
+pub(crate) const SETTINGS: Settings =
     Settings { connect: Duration::from_secs(20), read: Duration::from_secs(30), proxy: true };
 
 /// The most connections to one address for one file: enough for a bad line, but bounded.
 const CONNECTIONS_MAX: usize = 40;
 
 /// An HTTP client.
-pub(super) fn agent(settings: Settings) -> Agent {
+pub(crate) fn agent(settings: Settings) -> Agent {
     let proxy = if settings.proxy { ureq::Proxy::try_from_env() } else { None };
     Agent::config_builder()
         .proxy(proxy)
@@ -43,6 +43,8 @@ pub(super) fn agent(settings: Settings) -> Agent {
         .user_agent(concat!("polyreme/", env!("CARGO_PKG_VERSION")))
         // A file is checked as it was published, so it must not be compressed in transit.
         .accept_encoding("identity")
+        // Folders of a web server are listed by PROPFIND.
+        .allow_non_standard_methods(true)
         .build()
         .new_agent()
 }

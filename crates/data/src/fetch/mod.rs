@@ -5,7 +5,7 @@
 //!
 //! Nothing here reads samples: what a file means is for the readers of the formats.
 
-mod http;
+pub(crate) mod http;
 mod known;
 mod part;
 mod unpack;

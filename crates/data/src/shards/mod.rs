@@ -11,6 +11,7 @@ mod index;
 mod label;
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
 use crate::images::{Flaw, ImageOptions, ImageSize, KeptImages, SampleFormat, size_of};
 use crate::map::{self, Bytes};
+use crate::remote::{FarFile, Files};
 use crate::spec::{Features, LabelKind, Layout, Spec, Target};
 pub(crate) use index::TarIndex;
 use index::{ImageRange, member_name, name_at, names_by_start};
@@ -37,12 +39,15 @@ pub struct ShardOptions {
     pub label: Option<String>,
     /// Whether labels are classes, however many there are.
     pub surely_classes: bool,
+    /// Where the tars are.
+    pub places: Files,
 }
 
 impl Default for ShardOptions {
     fn default() -> ShardOptions {
         let (kind, label) = (LabelKind::Classes, None);
-        ShardOptions { images: ImageOptions::default(), kind, label, surely_classes: false }
+        let places = Files::default();
+        ShardOptions { images: ImageOptions::default(), kind, label, surely_classes: false, places }
     }
 }
 
@@ -66,24 +71,58 @@ pub struct Shards {
 #[derive(Debug)]
 struct ShardFile {
     path: PathBuf,
-    bytes: Bytes,
+    /// Its content, if it is on this host; that of an object is opened whenever an image is read, since its copy may have to make
+    /// room for others.
+    here: Option<Bytes>,
+    places: Files,
+}
+
+/// The content of a tar that is open.
+enum ShardBytes<'a> {
+    Here(&'a Bytes),
+    Opened(Bytes),
+}
+
+impl Deref for ShardBytes<'_> {
+    type Target = Bytes;
+
+    fn deref(&self) -> &Bytes {
+        match self {
+            ShardBytes::Here(bytes) => bytes,
+            ShardBytes::Opened(bytes) => bytes,
+        }
+    }
 }
 
 impl ShardFile {
-    fn open(path: &Path) -> Result<ShardFile, DataError> {
-        Ok(ShardFile { path: path.into(), bytes: map::open(path)? })
+    fn open(path: &Path, places: &Files) -> Result<ShardFile, DataError> {
+        let here = places.far(path).is_none().then(|| places.open(path)).transpose()?;
+        Ok(ShardFile { path: path.into(), here, places: places.clone() })
     }
 
-    /// An error of the image that starts there.
-    fn flawed(&self, image: ImageRange, flaw: Flaw) -> DataError {
-        let member = name_at(&self.bytes, image.offset);
-        DataError::corrupt(&*self.path, image.offset + flaw.offset, format!("{member}: {}", flaw.why))
+    fn bytes(&self) -> Result<ShardBytes<'_>, DataError> {
+        Ok(match &self.here {
+            Some(bytes) => ShardBytes::Here(bytes),
+            None => ShardBytes::Opened(self.places.open(&self.path)?),
+        })
     }
 
-    fn image(&self, image: ImageRange) -> &[u8] {
-        let start = image.offset as usize;
-        &self.bytes[start..start + image.len as usize]
+    /// Fails if the tar was cut since it was opened. Nobody cuts the copy of an object.
+    fn intact(&self) -> Result<(), DataError> {
+        self.here.as_ref().map_or(Ok(()), Bytes::intact)
     }
+}
+
+/// An error of the image that starts there.
+fn flawed(path: &Path, bytes: &[u8], image: ImageRange, flaw: Flaw) -> DataError {
+    let member = name_at(bytes, image.offset);
+    DataError::corrupt(path, image.offset + flaw.offset, format!("{member}: {}", flaw.why))
+}
+
+/// The bytes of an image in its tar.
+fn image_in(bytes: &[u8], image: ImageRange) -> &[u8] {
+    let start = image.offset as usize;
+    &bytes[start..start + image.len as usize]
 }
 
 /// Where a label is written.
@@ -117,12 +156,17 @@ impl Shards {
     fn indexed(paths: &[PathBuf], options: &ShardOptions) -> Result<IndexedShards, DataError> {
         let wanted = LabelWanted { kind: Some(options.kind), key: options.label.clone() };
         let mut shards = IndexedShards::default();
-        for path in paths {
-            let file = ShardFile::open(path)?;
-            let index = TarIndex::read(path, &file.bytes, &wanted)?;
-            // What was read must be what the file holds.
-            file.bytes.intact()?;
-            file.bytes.read_at_random();
+        for (k, path) in paths.iter().enumerate() {
+            options.places.soon(&paths[k..]);
+            let file = ShardFile::open(path, &options.places)?;
+            let index = {
+                let bytes = file.bytes()?;
+                let index = TarIndex::read(path, &bytes, &wanted)?;
+                // What was read must be what the file holds.
+                bytes.intact()?;
+                bytes.read_at_random();
+                index
+            };
             shards.push(file, index)?;
         }
         Ok(shards)
@@ -224,8 +268,9 @@ impl IndexedShards {
             labels.iter_mut().for_each(|label| *label = class_of[*label as usize]);
         }
         let size = || -> Result<ImageSize, DataError> {
-            let size = size_of(first.image(image), &options.images);
-            size.map_err(|flaw| first.flawed(image, flaw))
+            let bytes = first.bytes()?;
+            let size = size_of(image_in(&bytes, image), &options.images);
+            size.map_err(|flaw| flawed(&first.path, &bytes, image, flaw))
         };
         let how = SampleFormat::new(&options.images, size)?;
         Ok(Shards {
@@ -262,13 +307,17 @@ impl Dataset for Shards {
             Some(kept) => kept,
             None => {
                 let (file, image) = self.find(idx);
+                let content = file.bytes()?;
                 let Scratch { bytes, numbers, images, .. } = scratch;
-                let pixels = self.how.decode(file.image(image), bytes, numbers, images);
+                let pixels = self.how.decode(image_in(&content, image), bytes, numbers, images);
                 let pixels = match pixels {
                     Ok(pixels) => pixels,
                     // What a cut file reads as is no image; that it was cut is the better error.
                     Err(flaw) => {
-                        return Err(file.bytes.intact().err().unwrap_or_else(|| file.flawed(image, flaw)));
+                        return Err(content
+                            .intact()
+                            .err()
+                            .unwrap_or_else(|| flawed(&file.path, &content, image, flaw)));
                     }
                 };
                 self.kept.keep(idx, pixels);
@@ -278,8 +327,14 @@ impl Dataset for Shards {
         Ok(Fetched { values: Values::U8(pixels), label })
     }
 
+    fn far(&self, idx: usize) -> Option<FarFile<'_>> {
+        // What is kept is not read again.
+        let file = self.find(idx).0;
+        file.places.far(&file.path).filter(|_| self.kept.get(idx).is_none())
+    }
+
     fn intact(&self) -> Result<(), DataError> {
-        self.files.iter().try_for_each(|file| file.bytes.intact())
+        self.files.iter().try_for_each(ShardFile::intact)
     }
 
     fn class(&self, idx: usize) -> Result<Option<usize>, DataError> {
@@ -296,21 +351,21 @@ pub fn decode_tar(path: &Path, features: &Features, isa: Isa) -> Result<Vec<(Str
             why: "an image has one channel or three; this model takes others".into(),
         });
     };
-    let file = ShardFile::open(path)?;
-    let index = TarIndex::read(path, &file.bytes, &LabelWanted { kind: None, key: None })?;
+    let content = map::open(path)?;
+    let index = TarIndex::read(path, &content, &LabelWanted { kind: None, key: None })?;
     let options =
         ImageOptions { size: Some((height, width)), grey: channels == 1, isa, ..ImageOptions::default() };
     let how = SampleFormat::new(&options, || unreachable!("the size is given"))?;
-    let mut names = names_by_start(&file.bytes);
+    let mut names = names_by_start(&content);
     let mut scratch = Scratch::default();
     let mut decoded = |image: ImageRange| {
         let Scratch { bytes, numbers, images, .. } = &mut scratch;
-        let pixels = how.decode(file.image(image), bytes, numbers, images);
-        let pixels = pixels.map_err(|flaw| file.flawed(image, flaw))?;
+        let pixels = how.decode(image_in(&content, image), bytes, numbers, images);
+        let pixels = pixels.map_err(|flaw| flawed(path, &content, image, flaw))?;
         Ok((names.remove(&image.offset).unwrap_or_default(), pixels.to_vec()))
     };
     let all = index.images.iter().map(|&image| decoded(image)).collect();
-    file.bytes.intact()?;
+    content.intact()?;
     all
 }
 

@@ -36,6 +36,7 @@ use std::sync::Arc;
 use crate::classes::{self, Distinct};
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
+use crate::remote::{FarFile, Files};
 use crate::spec::{Features, IGNORED, LabelKind, Spec, Target};
 pub use choose::{BLANKS, ColumnChoice, ONE_HOT};
 use chunks::Chunks;
@@ -83,6 +84,8 @@ pub struct TableOptions {
     pub files: Option<FileColumn>,
     /// Whether rows stay in their files, which may be larger than memory, and are read where they lie.
     pub stored: bool,
+    /// Where its files are.
+    pub places: Files,
 }
 
 impl Default for TableOptions {
@@ -100,6 +103,7 @@ impl Default for TableOptions {
             texts: None,
             files: None,
             stored: false,
+            places: Files::default(),
         }
     }
 }
@@ -426,7 +430,7 @@ impl Table {
             None => numbers.iter().filter_map(|field| names[*field].clone()).collect(),
         };
         let columns = Columns { features: features_names, labels: label_names };
-        let table = Table::of(rows.text(), columns, features, labels, true);
+        let table = rows.with_text(|text| Ok(Table::of(text, columns, features, labels, true)))?;
         Ok(Table { stored: Some(rows), ..table })
     }
 
@@ -509,7 +513,8 @@ fn labels_of(text: &Text, heading: &Heading, options: &TableOptions) -> Result<V
 /// Looks at all columns of tables, labels as well. Columns are those of the first.
 pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSurvey>, DataError> {
     let (mut surveys, mut same) = (Vec::<ColumnSurvey>::new(), SameColumns::default());
-    for path in paths {
+    for (k, path) in paths.iter().enumerate() {
+        options.places.soon(&paths[k..]);
         let text = Text::open(path, &same.options(options))?;
         let heading = text.heading()?;
         same.check(&text, &heading)?;
@@ -611,6 +616,10 @@ impl Dataset for Table {
             (None, None) => Values::F32(&self.values[idx * self.width()..][..self.width()]),
         };
         Ok(Fetched { values, label: self.label(idx) })
+    }
+
+    fn far(&self, _: usize) -> Option<FarFile<'_>> {
+        self.stored.as_ref().and_then(StoredRows::far)
     }
 
     fn intact(&self) -> Result<(), DataError> {

@@ -125,6 +125,11 @@ fn all_here(paths: &[PathBuf]) -> Vec<TableFile> {
     paths.iter().map(|path| TableFile { path: Some(path.clone()), teller: 0 }).collect()
 }
 
+/// The paths of those that this process has.
+fn here(files: &[TableFile]) -> Vec<PathBuf> {
+    files.iter().filter_map(|file| file.path.clone()).collect()
+}
+
 /// Reads tables whose labels are not mapped to classes yet. Collective.
 fn read_files(
     files: &[TableFile],
@@ -134,6 +139,7 @@ fn read_files(
     let (mut first, mut tables) = (FirstFile::default(), Vec::with_capacity(files.len()));
     let mut fault: Option<(usize, Unread)> = None;
     for (k, file) in files.iter().enumerate() {
+        options.places.soon(&here(&files[k..]));
         let mut table = None;
         if let (Some(path), None) = (&file.path, &fault) {
             match read_file(path, options, &mut first) {
@@ -198,6 +204,7 @@ fn learn_together(
 ) -> Result<TableSchema, DataError> {
     let mut seen = SeenColumns::default();
     for (k, file) in files.iter().enumerate() {
+        options.places.soon(&here(&files[k..]));
         if let Some(path) = file.path.as_ref().filter(|_| file.teller == members.rank()) {
             seen.look_at(path, options)?;
         }

@@ -15,9 +15,10 @@ use super::encode::{RowEncoder, WordCounts};
 use super::fields::Fields;
 use super::labels::ReadLabels;
 use super::survey::ROWS_OF_IDS;
-use super::text::{Heading, Row, Text};
+use super::text::{ClosedText, Heading, Row, Text};
 use super::{Table, Unread};
 use crate::error::DataError;
+use crate::remote::FarFile;
 use crate::spec::Features;
 
 /// The place of every so-manieth row is noted.
@@ -26,7 +27,7 @@ const EVERY: usize = 8;
 /// The rows of a file, read where they lie.
 #[derive(Debug)]
 pub(super) struct StoredRows {
-    text: Text,
+    text: StoredText,
     heading: Heading,
     reader: StoredFeatures,
     /// Where every [`EVERY`]th row starts.
@@ -34,6 +35,15 @@ pub(super) struct StoredRows {
     rows: usize,
     /// Columns of numbers that count the rows, by their places among the features.
     pub(super) like_ids: Vec<usize>,
+}
+
+/// The text that rows are in.
+#[derive(Debug)]
+enum StoredText {
+    /// Of a file of this host, which stays mapped.
+    Here(Text),
+    /// Of an object of a store: opened whenever a row is read, since its copy may have to make room for others.
+    Far(ClosedText),
 }
 
 /// How features are read.
@@ -70,26 +80,46 @@ impl StoredRows {
         self.rows
     }
 
-    /// The file's text.
-    pub(super) fn text(&self) -> &Text {
-        &self.text
+    /// Does something with the file's text.
+    pub(super) fn with_text<T>(
+        &self,
+        work: impl FnOnce(&Text) -> Result<T, DataError>,
+    ) -> Result<T, DataError> {
+        match &self.text {
+            StoredText::Here(text) => work(text),
+            StoredText::Far(text) => work(&text.open()?),
+        }
+    }
+
+    /// The file, if it is not on this host.
+    pub(super) fn far(&self) -> Option<FarFile<'_>> {
+        match &self.text {
+            StoredText::Here(_) => None,
+            StoredText::Far(text) => text.far(),
+        }
     }
 
     /// Fails if the file was cut since it was opened.
     pub(super) fn intact(&self) -> Result<(), DataError> {
-        self.text.bytes().intact()
+        match &self.text {
+            StoredText::Here(text) => text.bytes().intact(),
+            // Nobody cuts a copy.
+            StoredText::Far(_) => Ok(()),
+        }
     }
 
     /// Reads the features of a row.
     pub(super) fn read(&self, idx: usize, fields: &mut Fields, to: &mut Vec<f32>) -> Result<(), DataError> {
-        let mut at = self.starts[idx / EVERY] as usize;
-        let gone = || self.text.error(self.text.bytes().len(), 0, "rows are gone since the file was opened");
-        for _ in 0..idx % EVERY {
-            at = self.text.skip_row(at, fields)?.ok_or_else(gone)?;
-        }
-        self.text.row_at(&self.heading, at, fields)?.ok_or_else(gone)?;
-        to.clear();
-        self.reader.row(&Row::new(&self.text, &self.heading, fields), to, None).map_err(DataError::from)
+        self.with_text(|text| {
+            let mut at = self.starts[idx / EVERY] as usize;
+            let gone = || text.error(text.bytes().len(), 0, "rows are gone since the file was opened");
+            for _ in 0..idx % EVERY {
+                at = text.skip_row(at, fields)?.ok_or_else(gone)?;
+            }
+            text.row_at(&self.heading, at, fields)?.ok_or_else(gone)?;
+            to.clear();
+            self.reader.row(&Row::new(text, &self.heading, fields), to, None).map_err(DataError::from)
+        })
     }
 
     /// Goes through a file whose `labels` are to be read so.
@@ -174,6 +204,7 @@ impl StoredRows {
         }
         starts.shrink_to_fit();
         text.bytes().read_at_random();
+        let text = if text.is_far() { StoredText::Far(text.close()) } else { StoredText::Here(text) };
         let rows = StoredRows { text, heading, reader, starts, rows, like_ids };
         Ok(Indexed { rows, labels: all, features, numbers })
     }

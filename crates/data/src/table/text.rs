@@ -12,7 +12,8 @@ use super::number;
 use super::{ColumnChoice, FileColumn, TableFormat, TableOptions, TableSchema, TextColumns};
 use crate::classes::LabelPlace;
 use crate::error::DataError;
-use crate::map::{self, Bytes};
+use crate::map::Bytes;
+use crate::remote::FarFile;
 use crate::spec::LabelKind;
 
 /// The byte order mark that some programs put before a text in UTF-8.
@@ -26,7 +27,14 @@ const ROWS_OF_WORDS: usize = 100;
 pub(super) struct Text {
     path: Arc<Path>,
     bytes: Bytes,
-    options: TableOptions,
+    options: Arc<TableOptions>,
+}
+
+/// A text whose file is not held.
+#[derive(Debug)]
+pub(super) struct ClosedText {
+    path: Arc<Path>,
+    options: Arc<TableOptions>,
 }
 
 /// What the first rows say about the table.
@@ -109,6 +117,19 @@ impl TextPlace {
     }
 }
 
+impl ClosedText {
+    /// Opens it again.
+    pub(super) fn open(&self) -> Result<Text, DataError> {
+        let bytes = self.options.places.open(&self.path)?;
+        Ok(Text { path: self.path.clone(), bytes, options: self.options.clone() })
+    }
+
+    /// Its file.
+    pub(super) fn far(&self) -> Option<FarFile<'_>> {
+        self.options.places.far(&self.path)
+    }
+}
+
 impl Text {
     pub(super) fn open(path: &Path, options: &TableOptions) -> Result<Text, DataError> {
         if options.delimiter == b'"' || options.delimiter == b'\n' || options.delimiter == b'\r' {
@@ -116,7 +137,18 @@ impl Text {
                 why: "the delimiter cannot be a quote or the end of a line".into(),
             });
         }
-        Ok(Text { path: path.into(), bytes: map::open(path)?, options: options.clone() })
+        let options = Arc::new(options.clone());
+        Ok(Text { path: path.into(), bytes: options.places.open(path)?, options })
+    }
+
+    /// Lets go of the file.
+    pub(super) fn close(self) -> ClosedText {
+        ClosedText { path: self.path, options: self.options }
+    }
+
+    /// Whether its file is not on this host.
+    pub(super) fn is_far(&self) -> bool {
+        self.options.places.far(&self.path).is_some()
     }
 
     /// Whether its rows stay in the file.
@@ -591,7 +623,7 @@ impl<'a> Row<'a> {
 
     /// Where a field is.
     pub(super) fn place_of(&self, field: usize) -> FieldPlace {
-        let TableOptions { format, delimiter, .. } = self.text.options;
+        let TableOptions { format, delimiter, .. } = *self.text.options;
         FieldPlace { path: self.text.path.clone(), start: self.record.start, field, format, delimiter }
     }
 

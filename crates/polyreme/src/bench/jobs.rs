@@ -92,11 +92,11 @@ impl BenchJob {
     /// Its data are opened only for the sizes of samples. If they are not there, the model's own sizes count, which the
     /// job must then give.
     pub fn of(mut job: Job, given: Given) -> Result<BenchJob, TrainError> {
-        let precision = job.precision();
+        let (precision, reading) = (job.precision(), given.reading());
         let spec = match (given.sets, described(&job)) {
             (Some(sets), _) => sets.train.spec().clone(),
             (None, Some(spec)) => spec,
-            (None, None) => match sets::open_as(&mut job, None, given.isa, given.memory_bytes) {
+            (None, None) => match sets::open_as(&mut job, None, &reading) {
                 Ok(sets) => sets.train.spec().clone(),
                 Err(_) if given.net.is_none() && job.model.from_data.is_empty() => {
                     made_for(&job.model.model, job.train.loss)

@@ -169,6 +169,7 @@ fn code_of_data(error: &DataError) -> u8 {
         DataError::Missing { .. }
         | DataError::Io { .. }
         | DataError::Corrupt { .. }
+        | DataError::Remote { .. }
         | DataError::Panicked { .. } => WENT_WRONG,
     }
 }

@@ -206,7 +206,7 @@ fn for_entered(app: &App, job: Job, ranks: &mut Ranks) -> Result<Prepared, Failu
     let mut given = app.given();
     // Ranks that are threads of this process have all files.
     if let ([comm], true) = (&mut ranks.comms[..], job.data.spread) {
-        given.sets = Some(open_spread(&job, comm, given.isa, given.memory_bytes)?);
+        given.sets = Some(open_spread(&job, comm, &given.reading())?);
     }
     for_given(job, given, size, threads, first)
 }

@@ -10,7 +10,7 @@ use polyreme_sim::{Cluster, InsideBy};
 use polyreme_train::job::{Job, PrecisionKind, SyncKind};
 use polyreme_train::lower::{Lowering, step_graph, training_graph};
 use polyreme_train::run::{Given, Lodging, Prepared, plan};
-use polyreme_train::sets::{self, Sets};
+use polyreme_train::sets::{self, Opening, Sets};
 use polyreme_train::{Net, TrainError};
 
 use super::{chosen, tried};
@@ -59,7 +59,10 @@ impl AskedJob {
         let isa = given.isa;
         let opened = match &given.sets {
             Some(sets) => Some(sets.clone()),
-            None => sets::open_as(&mut job.clone(), None, isa, memory::free_bytes()).ok(),
+            None => {
+                let reading = Opening { memory_bytes: memory::free_bytes(), ..given.reading() };
+                sets::open_as(&mut job.clone(), None, &reading).ok()
+            }
         };
         let epoch_samples = opened.as_ref().map(|sets| sets.train.len());
         let epoch_samples = epoch_samples.map(|n| ((n as f64 * job.data.fraction).ceil() as usize).max(1));

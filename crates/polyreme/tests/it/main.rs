@@ -23,6 +23,7 @@ mod parts;
 mod plan;
 mod planned;
 mod ranks;
+mod remote;
 mod saved;
 mod servers;
 mod shards;

@@ -87,7 +87,7 @@ fn all_succeed(outputs: &[Output]) {
 }
 
 /// What is in a model's file, but for the job, which says where the data were.
-fn model(run: &Path) -> (serde_json::Value, Vec<u8>) {
+pub(crate) fn model(run: &Path) -> (serde_json::Value, Vec<u8>) {
     let file = fs::read(run.join("model.safetensors")).unwrap();
     let (length, rest) = file.split_at(8);
     let (header, weights) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);

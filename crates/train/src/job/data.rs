@@ -3,6 +3,8 @@
 use std::ops::Bound;
 use std::path::PathBuf;
 
+use polyreme_data::remote::is_url;
+
 use super::cursor::Cursor;
 use super::declare::{field, keys, kinds, section};
 use super::key::Key;
@@ -11,10 +13,10 @@ use super::parallel::THREADS_MAX;
 use super::section::{Kind, Section};
 use super::shape::Bounds;
 use super::spec::{
-    Augment, ClassWeights, ColumnChoice, DataSpec, ImageTable, Job, OrderSpec, Source, TableFormat,
+    Augment, CacheSpec, ClassWeights, ColumnChoice, DataSpec, ImageTable, Job, OrderSpec, Source, TableFormat,
 };
 use super::types::{
-    Type, either, flag, list, maybe, one_of, pair, path, real, single, table, text, whole, within,
+    Type, either, flag, list, maybe, one_of, pair, path, place, real, single, table, text, whole, within,
 };
 
 /// Samples of a set, or of a block.
@@ -23,6 +25,8 @@ const SAMPLES_MAX: u64 = 1 << 32;
 const BUCKETS_MAX: u64 = 16;
 /// Values of a category that is one-hot.
 const ONE_HOT_MAX: u64 = 1 << 10;
+/// The size of a cache.
+const MAX_GIB: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1e6) };
 /// More than 0, up to everything.
 const FRACTION: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(1.0) };
 
@@ -32,6 +36,7 @@ section! { DataSpec => {
         // A well-known set whose folder was not given is looked for again.
         "path" => matches!(s.source, Source::Idx { known: Some(_), .. }),
         "augment" => s.augment == Augment::default(),
+        "cache" => s.cache == CacheSpec::default(),
         // Each is refused where the other is of use.
         "one_hot" | "buckets" => {
             let has_texts = matches!(&s.source, Source::Table { choice, .. } if !choice.text.columns.is_empty());
@@ -117,32 +122,32 @@ fn keys() -> Vec<Key<DataSpec>> {
         path: paths() => field!(Source::{Tar}.path in source);
             needed "say where the file is; paths are relative to the job file's folder";
         /// the file; several files if the last name has a `*`, as in `data/part-*.csv`
-        path: path() => |s| match &mut s.source {
+        path: place() => |s| match &mut s.source {
             Source::Text { path, .. } | Source::Arrays { path, .. } => Some(path),
             _ => None,
         }; needed "say where the file is; paths are relative to the job file's folder";
         /// the folder
-        path: path() => |s| match &mut s.source {
+        path: place() => |s| match &mut s.source {
             Source::Idx { path, known: None } | Source::Images { path, .. } => Some(path),
             _ => None,
         }; needed "say where the folder is; paths are relative to the job file's folder";
         /// the folder
-        path: path() => |s| match &mut s.source {
+        path: place() => |s| match &mut s.source {
             Source::Idx { path, known: Some(_) } | Source::Cifar { path, .. } => Some(path),
             _ => None,
         }; or "`data/KIND` in the working folder";
         /// the test file, or files, as for `path`; evaluated once, at the end, and nothing is chosen by it
         test: paths() => field!(Source::{Table | Tar}.test in source); or "none";
         /// the test file, or files; evaluated once, at the end, and nothing is chosen by it
-        test: maybe(path()) => field!(Source::{Text | Arrays}.test in source);
+        test: maybe(place()) => field!(Source::{Text | Arrays}.test in source);
         /// the column with the labels, by name or by number from 0; or several, for numbers and for labels of 0 or 1; needed for jsonl
         label: columns() => field!(Source::{Table}.label in source); or "the last column";
         /// the key of a sample's `.json` that has its label: a word or a number for classes, a number or an array of them for numbers
         label: maybe(text()) => field!(Source::{Tar}.label in source); or "the `.cls` is the label";
         /// a table with a row for each image: CSV, TSV or JSON lines with its path, relative to the folder, and its label
-        labels: maybe(path()) => |s| image_table(s).map(|t| &mut t.labels); or "folders are classes";
+        labels: maybe(place()) => |s| image_table(s).map(|t| &mut t.labels); or "folders are classes";
         /// such a table of the test set, whose images are in the same folder; evaluated once, at the end, and nothing is chosen by it
-        test: maybe(path()) => |s| image_table(s).map(|t| &mut t.test); or "none, or the folder `test`";
+        test: maybe(place()) => |s| image_table(s).map(|t| &mut t.test); or "none, or the folder `test`";
         /// the column of that table with the images' paths, by name or by number from 0
         image: maybe(column()) => |s| image_table(s).map(|t| &mut t.image);
             or "image, file, path, filename or the like, or else the first column that is no label";
@@ -215,6 +220,8 @@ fn keys() -> Vec<Key<DataSpec>> {
             or "4096";
         /// whether files of the set lie on different hosts, each on at least one, see `docs/clusters.md`
         spread: flag() => |s| Some(&mut s.spread); only has_files;
+        /// where copies are kept of what `path` and `test` name by an address (`s3://`, `gs://`, `http://`, `https://`), see `docs/remote.md`
+        cache: table() => |s| Some(&mut s.cache); or "as below";
         /// the share of the training set that one epoch visits
         fraction: within(FRACTION) => |s| Some(&mut s.fraction);
         /// loader threads
@@ -265,14 +272,14 @@ fn columns() -> Type<Vec<String>> {
 
 /// A path or several; nothing is written if there are none.
 fn paths() -> Type<Vec<PathBuf>> {
-    let one = path().map(
+    let one = place().map(
         |one| vec![one],
         |all: &Vec<PathBuf>| match all.as_slice() {
             [one] => Some(one.clone()),
             _ => None,
         },
     );
-    let several = list(path(), &[], "an array of paths")
+    let several = list(place(), &[], "an array of paths")
         .check(|all: &Vec<PathBuf>| all.is_empty().then(|| ("is empty; name a file".into(), "")));
     either(one, several.map(|all| all, |all| (!all.is_empty()).then(|| all.clone())))
 }
@@ -363,6 +370,13 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
         let message = "`data.spread` does not work with `data.text`: the lengths of all texts must be known on every host";
         c.fault("spread", message, "put the files where all hosts see them");
     }
+    if let Source::Table { path, test, .. } = &spec.source
+        && spec.spread
+        && path.iter().chain(test).any(|path| is_url(path))
+    {
+        let message = "`data.spread` is for files of hosts, and every host reads the same from an address";
+        c.fault("spread", message, "leave it out");
+    }
     // A folder that was given is just a folder with IDX files.
     if let Source::Idx { known, .. } = &mut spec.source
         && c.has("path")
@@ -385,6 +399,17 @@ pub(super) fn check_with(job: &Job, c: &Cursor) {
         c.fault("spread", message, "write the value that `polyreme plan` finds for such samples");
     }
 }
+
+section! { CacheSpec => {
+    let such_as = "a table such as { path = \"/scratch/cache\", max_gib = 200 }";
+    let keys = keys! { CacheSpec;
+        /// the folder; processes of a host may share it
+        path: maybe(path()) => |s| Some(&mut s.path); or "`polyreme` in the user's folder for caches";
+        /// how much copies may take of the disk together, in GiB; those used longest ago make room
+        max_gib: within(MAX_GIB) => |s| Some(&mut s.max_gib);
+    };
+    Section::new("data.cache", such_as, |_| CacheSpec::default(), keys)
+} }
 
 section! { Augment => {
     let such_as = "a table such as { crop = 4, flip = true }";

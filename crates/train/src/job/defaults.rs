@@ -115,6 +115,12 @@ impl Default for ModelSpec {
     }
 }
 
+impl Default for CacheSpec {
+    fn default() -> CacheSpec {
+        CacheSpec { path: None, max_gib: 32.0 }
+    }
+}
+
 impl Default for DataSpec {
     fn default() -> DataSpec {
         DataSpec {
@@ -125,6 +131,7 @@ impl Default for DataSpec {
             class_weights: ClassWeights::None,
             order: OrderSpec::Sample,
             spread: false,
+            cache: CacheSpec::default(),
             fraction: 1.0,
             threads: None,
             prefetch: 4,

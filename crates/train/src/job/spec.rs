@@ -73,12 +73,23 @@ pub struct DataSpec {
     pub order: OrderSpec,
     /// Whether files of the set lie on different hosts.
     pub spread: bool,
+    /// Where copies of what is in stores are kept.
+    pub cache: CacheSpec,
     /// The share of the training set that one epoch visits, in (0, 1].
     pub fraction: f64,
     /// Loader threads; `None`: chosen.
     pub threads: Option<usize>,
     /// Batches ready ahead.
     pub prefetch: usize,
+}
+
+/// `data.cache`: copies of what is in stores.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CacheSpec {
+    /// The folder; `None`: one of the user's.
+    pub path: Option<PathBuf>,
+    /// How much they may be together.
+    pub max_gib: f64,
 }
 
 /// A table with the labels of images.

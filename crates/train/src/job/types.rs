@@ -1,7 +1,9 @@
 //! Types of values: each reads a value of the file, reporting what is wrong with it, and writes it back.
 
 use std::ops::{RangeBounds, RangeInclusive};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use polyreme_data::remote::is_url;
 
 use super::cursor::At;
 use super::nearest::nearest;
@@ -122,17 +124,33 @@ pub(super) fn text() -> Type<String> {
 
 /// The path of a file or folder, made absolute: an override's from the working folder, the file's from its own folder.
 pub(super) fn path() -> Type<PathBuf> {
-    let read = |at: &At| {
+    path_or(|_| false)
+}
+
+/// The same, or the address of what is in a store, such as `s3://bucket/name`.
+pub(super) fn place() -> Type<PathBuf> {
+    path_or(is_url)
+}
+
+/// A path that is made absolute, unless it is `kept` as it is.
+fn path_or(kept: fn(&Path) -> bool) -> Type<PathBuf> {
+    let read = move |at: &At| {
         let text = at.string()?;
         if text.is_empty() || text.contains('\0') {
             at.fault(format!("`{}` is not a path", at.path), "write the path of a file or a folder");
             return None;
         }
+        if kept(Path::new(text)) {
+            return Some(text.into());
+        }
         let path = if at.node.place.is_override() { text.into() } else { at.reading.base.join(text) };
         Some(std::path::absolute(&path).unwrap_or(path))
     };
-    let write = |path: &PathBuf| {
-        let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let write = move |path: &PathBuf| {
+        let whole = match kept(path) {
+            true => path.clone(),
+            false => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+        };
         Some(Value::String(whole.to_string_lossy().into_owned()))
     };
     Type::new(Shape::Path, read, write)

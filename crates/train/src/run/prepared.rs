@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use polyreme_collective::{Comm, Doing};
 use polyreme_data::by_length::{ByLength, length_ends};
+use polyreme_data::remote::RemoteEnv;
 use polyreme_data::{
     Augment, Dataset, Features, Mode, Order, Spec, Stats, Target, Transform, balanced_weights,
 };
@@ -31,7 +32,7 @@ use crate::net::Net;
 use crate::pace::{CutOrder, Pace, RankShare, StepCut};
 use crate::preparation::Preparation;
 use crate::schedule::Horizon;
-use crate::sets::{Sets, open_as};
+use crate::sets::{Opening, Sets, open_as};
 use crate::slowness::Slowness;
 
 /// So many samples, evenly spread, are enough to know mean and deviation.
@@ -48,6 +49,15 @@ pub struct Given {
     pub isa: Isa,
     /// How much memory is free, if the caller can say so.
     pub memory_bytes: Option<usize>,
+    /// What the caller knows of stores that data may be in.
+    pub remote: RemoteEnv,
+}
+
+impl Given {
+    /// How sets are opened.
+    pub fn reading(&self) -> Opening {
+        Opening { isa: self.isa, memory_bytes: self.memory_bytes, remote: self.remote.clone() }
+    }
 }
 
 /// A job, ready to run. A copy is cheap: data and networks are shared.
@@ -135,9 +145,10 @@ impl Prepared {
             )));
         }
         job.take_folder()?;
+        let reading = given.reading();
         let sets = match given.sets {
             Some(sets) => sets,
-            None => open_as(&mut job, trained, given.isa, given.memory_bytes)?,
+            None => open_as(&mut job, trained, &reading)?,
         };
         let sets = by_length(sets, job.data.order);
         if sets.validation.is_none() {

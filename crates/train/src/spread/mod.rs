@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use polyreme_collective::Comm;
-use polyreme_data::joined::files_of;
+use polyreme_data::remote::Files;
 use polyreme_data::spread::{SpreadRun, SpreadSet, tell_lengths};
 use polyreme_data::table::TableFile;
 use polyreme_data::together::Members;
@@ -29,6 +29,7 @@ use polyreme_data::{DataError, Dataset, Joined};
 
 use crate::error::TrainError;
 use crate::fingerprint::ToldFile;
+use crate::sets::told;
 use crate::talk;
 use catalog::SpreadFile;
 pub use lending::Lending;
@@ -40,6 +41,8 @@ pub(crate) struct Among<'a> {
     pub(crate) lending: Option<Arc<Lending>>,
     /// Whether files are ordered by the rank that tells of them first.
     pub(crate) by_teller: bool,
+    /// Where files are.
+    pub(crate) places: Files,
 }
 
 /// The files of a set, in its order.
@@ -63,9 +66,10 @@ impl Among<'_> {
     /// The files that some paths stand for together; of a folder those with one of these extensions. Collective.
     pub(crate) fn files_of(&mut self, paths: &[PathBuf], extensions: &[&str]) -> Result<SetFiles, DataError> {
         if self.lending.is_none() {
-            let names = files_of(paths, extensions)?;
+            let names = self.places.list(paths, extensions)?;
             let file = |path: &PathBuf| TableFile { path: Some(path.clone()), teller: 0 };
-            return Ok(SetFiles { files: names.iter().map(file).collect(), names, told: None });
+            let told = told(&self.places, &names);
+            return Ok(SetFiles { files: names.iter().map(file).collect(), names, told });
         }
         let (listed, here) = catalog::list(paths, extensions)?;
         let all = catalog::agree(&listed, &here, paths, self.by_teller, self.members)?;

@@ -291,6 +291,16 @@ fn kinds_and_keys() {
         "",
     );
     check(
+        &data("kind = \"csv\"\npath = \"s3://b/x.csv\"\ncache = { max_gib = 0 }"),
+        "`data.cache.max_gib` is 0.0; it must be more than 0 and at most 1000000",
+        "",
+    );
+    check(
+        &data("kind = \"csv\"\npath = [\"s3://b/x.csv\"]\nspread = true"),
+        "`data.spread` is for files of hosts, and every host reads the same from an address",
+        "leave it out",
+    );
+    check(
         &data("kind = \"synthetic\"\naugment = { flop = true }"),
         "unknown key `flop` in `data.augment`",
         "did you mean `flip`?",

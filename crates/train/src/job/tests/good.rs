@@ -181,6 +181,7 @@ fn every_key_is_read() {
         class_weights: ClassWeights::Given(vec![1.0, 2.5]),
         order: OrderSpec::Block(128),
         spread: false,
+        cache: CacheSpec { path: None, max_gib: 32.0 },
         fraction: 0.5,
         threads: Some(2),
         prefetch: 8,
@@ -538,4 +539,21 @@ fn reproducible_steps_have_shards() {
     let spec = parallel("ranks = \"auto\"\nbalance = [3, 1]");
     assert_eq!((spec.ranks, spec.balance), (Some(2), Balance::Given(vec![3.0, 1.0])));
     assert_eq!(good(SMALL, &[]).parallel, ParallelSpec::default());
+}
+
+/// Paths become absolute; addresses stay as they are, also when the job is written and read again.
+#[test]
+fn addresses_are_kept() {
+    let text = concat!(
+        "[model]\nkind = \"mlp\"\n[data]\nkind = \"csv\"\npath = [\"s3://b/x-{0..3}.csv\", \"gs://b/y.csv\"]\ntest = \"https://h/t.csv\"\n",
+        "cache = { path = \"copies\", max_gib = 0.5 }\n"
+    );
+    let job = good(text, &[]);
+    let Source::Table { path, test, .. } = &job.data.source else { panic!("a table") };
+    assert_eq!(*path, ["s3://b/x-{0..3}.csv", "gs://b/y.csv"].map(PathBuf::from));
+    assert_eq!(*test, [PathBuf::from("https://h/t.csv")]);
+    let cache = &job.data.cache;
+    assert!(cache.path.as_ref().is_some_and(|path| path.is_absolute() && path.ends_with("copies")));
+    assert_eq!(cache.max_gib, 0.5);
+    assert_eq!(good(&job.to_toml(), &[]).data, job.data);
 }

@@ -300,6 +300,7 @@ fn data() -> impl Strategy<Value = DataSpec> {
                 class_weights,
                 order,
                 spread: false,
+                cache: CacheSpec { path: normalise.then(|| "/scratch".into()), max_gib: 1.0 + validation },
                 fraction,
                 threads,
                 prefetch,
