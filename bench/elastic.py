@@ -5,6 +5,7 @@
     bench/elastic.py kills [--seconds 120] [--every 1s]     # examples/digits.toml on 4 ranks, a kill and a join each second
     bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
     bench/elastic.py successor [--kills 50]                 # 4 ranks; the process that coordinates is killed, and another rank joins
+    bench/elastic.py etcd [--kills 20]                      # 3 ranks and 3 servers of etcd: its leader and the coordinating process are killed
     bench/elastic.py many [--ranks 64]                      # how long a group takes to form, and to replace a rank
     bench/elastic.py join                                   # a third rank joins two that train a gpt of 163 million parameters
     bench/elastic.py cost [--rounds 3]                      # gpt on 2 processes over TCP, elastic and not, by turns
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,13 +67,7 @@ def kills(folder, seconds, every):
     summary = json.loads(process.communicate()[0].splitlines()[-1])
     wanted = ["ranks_lost", "ranks_joined", "steps", "steps_redone", "stall_ms_p50", "stall_ms_p99", "stall_ms_max"]
     print({key: summary[key] for key in wanted}, "each sample once:", summary["ledger"]["exact"])
-    steps = summary["steps"]
-    calm = folder / "calm"
-    args = ["train", JOB, "--ranks", "1", "--json", "--output", calm, *sets()]
-    args = [f"train.steps={steps}" if str(arg).startswith("train.epochs") else arg for arg in args]
-    subprocess.run([BINARY, *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    files = [run / "checkpoints" / f"step-{steps:08}" / "model.safetensors" for run in (out, calm)]
-    print("the weights of an undisturbed run:", files[0].read_bytes() == files[1].read_bytes())
+    compare(folder, summary["steps"], "")
 
 
 def free_address():
@@ -140,6 +136,87 @@ def successor(folder, n_kills):
         for process in started:
             process.kill()
             process.wait()
+
+
+class Etcd:
+    """Three servers of etcd on loopback."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.clients, self.peers = [free_address() for _ in range(3)], [free_address() for _ in range(3)]
+        self.servers = [None] * 3
+        [self.start(k) for k in range(3)]
+
+    def start(self, k):
+        client, peer = f"http://{self.clients[k]}", f"http://{self.peers[k]}"
+        cluster = ",".join(f"n{i}=http://{peer}" for i, peer in enumerate(self.peers))
+        args = ["etcd", "--name", f"n{k}", "--data-dir", str(self.folder / f"etcd{k}"), "--initial-cluster", cluster]
+        args += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        args += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        self.servers[k] = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def leader(self):
+        for k, client in enumerate(self.clients):
+            try:
+                ask = urllib.request.Request(f"http://{client}/v3/maintenance/status", data=b"{}")
+                answer = json.loads(urllib.request.urlopen(ask, timeout=1).read())
+                if answer.get("leader") == answer["header"]["member_id"]:
+                    return k
+            except OSError:
+                pass
+        return None
+
+    def kill(self, k):
+        self.servers[k].kill()
+        self.servers[k].wait()
+
+
+def stored(folder, n_kills):
+    etcd = Etcd(folder)
+    store = f"etcd://{','.join(etcd.clients)}/runs/bench"
+    more = [f'parallel.elastic={{ min = 1, max = 4, store = "{store}" }}', "parallel.patience=10"]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    enter = lambda: run("join", store, JOB, "--threads", "1", *sets(*more), **quiet)
+    boss = run("coordinator", JOB, "--listen", free_address(), "--start", "3", "--output", folder / "run", *sets(*more), **quiet)
+    started, times = [boss], []
+    best = lambda now: max(row["step"] for row in now["members"])
+    trains = lambda n, above=0: lambda: (now := status(store)) and now["trains"] and now["ranks"] == n and best(now) > above and now
+    try:
+        until("etcd has a leader", lambda: etcd.leader() is not None)
+        started += [enter() for _ in range(3)]
+        _, now = until("it begins", trains(3, 100))
+        for kill in range(n_kills):
+            leader, gone, before = etcd.leader(), now["coordinator_pid"], best(now)
+            etcd.kill(leader)
+            os.kill(gone, signal.SIGKILL)
+            # The first that coordinates is no rank.
+            times.append(until("it goes on", trains(2 if kill else 3, before))[0])
+            [process.poll() for process in started]
+            etcd.start(leader)
+            if kill:
+                started.append(enter())
+            _, now = until("all are there", lambda: etcd.leader() is not None and trains(3, before)())
+        steps = best(now)
+        print(f"{n_kills} kills of etcd's leader and of the coordinating process: the others are known to train again after", end=" ")
+        print(f"{statistics.median(times):.2f} s, at most {max(times):.2f} s; generation {now['generation']}, {now['ranks_lost']} ranks lost")
+        for row in now["members"]:
+            os.kill(row["pid"], signal.SIGTERM)
+        until("they save and leave", lambda: all(process.poll() is not None for process in started))
+    finally:
+        for process in [*started, *etcd.servers]:
+            process.kill()
+            process.wait()
+    saved = max(int(path.name.removeprefix("step-")) for path in (folder / "run" / "checkpoints").glob("step-*"))
+    compare(folder, saved, f"no step lost: {saved >= steps};")
+
+
+def compare(folder, steps, said):
+    calm = folder / "calm"
+    args = ["train", JOB, "--ranks", "1", "--json", "--output", calm, *sets()]
+    args = [f"train.steps={steps}" if str(arg).startswith("train.epochs") else arg for arg in args]
+    subprocess.run([BINARY, *args], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    files = [run / "checkpoints" / f"step-{steps:08}" / "model.safetensors" for run in (folder / "run", calm)]
+    print(said, "the weights of an undisturbed run:", files[0].read_bytes() == files[1].read_bytes())
 
 
 def many(folder, n):
@@ -250,7 +327,7 @@ def cost(folder, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "coordinator", "successor", "many", "join", "cost"])
+    parser.add_argument("what", choices=["kills", "coordinator", "successor", "etcd", "many", "join", "cost"])
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--kills", type=int, default=50)
@@ -266,6 +343,8 @@ def main():
             coordinator(folder, args.kills)
         elif args.what == "successor":
             successor(folder, args.kills)
+        elif args.what == "etcd":
+            stored(folder, args.kills)
         elif args.what == "join":
             join(folder)
         elif args.what == "cost":

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::decision::{Decision, FRUITLESS_MAX, MemberAction, MemberEvent, Reason};
 use super::message::{HeldSteps, MemberId, Ready};
+use super::store::Record;
 use super::tally::{Stall, Tally};
 
 /// What a coordinator goes by.
@@ -26,6 +27,8 @@ pub struct Rules {
     /// How long the first generation waits for ranks of a run that trains already, from when the coordinator opens: its predecessor may
     /// have been lost.
     pub hold_off: Duration,
+    /// Whether a store sees to it that no other coordinator forms the next generation: then whoever is there may go on.
+    pub exclusive: bool,
 }
 
 /// A deliberate mistake, to prove that the tests find it.
@@ -186,6 +189,13 @@ impl Coordinator {
     /// It comes after a coordinator that was in the process of this member, which has ended.
     pub fn succeeds(&mut self, ended: Option<MemberId>) {
         self.ended = ended;
+    }
+
+    /// The last generation is the one that was recorded; its ranks are on their way.
+    pub fn goes_on(&mut self, now: Instant, record: &Record) {
+        self.opened.get_or_insert(now);
+        // Nobody is connected yet who could be told anything.
+        self.take_over(now, record.generation, record.ranks.clone(), &mut Vec::new());
     }
 
     /// When the next tick is due even if nothing happens.

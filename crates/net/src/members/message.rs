@@ -179,6 +179,8 @@ pub enum ToMember {
         /// Which.
         generation: u64,
     },
+    /// The coordinator is alive: its answer to each sign of life.
+    Alive,
     /// What has happened so far.
     Tally(TallySummary),
     /// The run is over.
@@ -375,6 +377,7 @@ impl Wire for ToMember {
                 out.push(5);
                 out.put_u64(*generation);
             }
+            ToMember::Alive => out.push(9),
             ToMember::Tally(tally) => {
                 out.push(6);
                 put_tally(&mut out, tally);
@@ -426,6 +429,7 @@ impl Wire for ToMember {
             }
             4 => ToMember::Cancel { generation: r.u64()?, why: r.text()? },
             5 => ToMember::Change { generation: r.u64()? },
+            9 => ToMember::Alive,
             6 => ToMember::Tally(tally(&mut r)?),
             7 => {
                 let (failed, why) = (flag(&mut r)?, r.text()?);

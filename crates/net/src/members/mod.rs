@@ -48,6 +48,11 @@
 //! its ranks were told of it. Who does not come back is silent, and lost after patience. If no coordinator comes within
 //! patience, they save and stop.
 //!
+//! # With a store
+//! Where the coordinator is and which generation was the last can be kept outside of the run (`store.rs`). Then any rank can take the
+//! coordinator's place, on any host, and no majority is asked for: a coordinator forms a generation only if the store takes its record, and the
+//! store takes that from the one process that has the post (`tenure.rs`).
+//!
 //! # Layout
 //! - [`Coordinator`]: the decisions, a pure function of time, state and event; `coordinator/forming.rs` chooses the members of a generation,
 //!   `coordinator/returning.rs` takes ranks back. [`Seat`]: the member's side of the same.
@@ -60,8 +65,10 @@ pub mod message;
 mod office;
 mod seat;
 mod session;
+pub mod store;
 mod succession;
 pub mod tally;
+mod tenure;
 #[cfg(test)]
 mod tests;
 
@@ -73,5 +80,7 @@ pub use message::{
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
 pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};
+pub use store::{Place, Store};
 pub use succession::{OpenOffice, Vacancy};
 pub use tally::{Stall, Tally, TallySummary};
+pub use tenure::Tenure;

@@ -3,7 +3,7 @@
 //! It has no thread: the process that runs it calls [`Office::turn`] again and again. What the coordinator cannot do by itself, such as
 //! killing a process of its host, it gives back as an [`OfficeOrder`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -15,6 +15,8 @@ use rustix::event::PollFd;
 use super::coordinator::{Coordinator, Rules};
 use super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, ToCoordinator, ToMember};
+use super::store::Record;
+use super::tenure::Tenure;
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
 use crate::ready;
@@ -51,6 +53,8 @@ pub struct OfficeOptions {
     pub ended: Option<MemberId>,
     /// Whether a member takes its place when it is lost. Otherwise members wait for it to be started again.
     pub succession: bool,
+    /// Its post in a store, if one says who coordinates.
+    pub tenure: Option<Tenure>,
     /// Receives lines about connections that are turned away.
     pub tell: Tell,
     /// Time and sockets.
@@ -116,6 +120,11 @@ pub struct Office {
     patience: Duration,
     runs_on: Option<MemberId>,
     succession: bool,
+    tenure: Option<Tenure>,
+    /// What members are told when the store has the record of their generation.
+    held_back: VecDeque<(MemberId, ToMember)>,
+    /// Children to be killed as soon as it is sure that no other process has the post, under which they may have gone on.
+    to_kill: Vec<u64>,
     coordinator: Coordinator,
     guests: BTreeMap<MemberId, Guest>,
     /// Children whose connections are closed and whose end was not reported yet.
@@ -138,6 +147,7 @@ impl Office {
             runs_on,
             ended,
             succession,
+            tenure,
             tell,
             system,
         } = options;
@@ -146,6 +156,9 @@ impl Office {
         let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
         coordinator.keep_note(note);
         coordinator.succeeds(ended);
+        if let Some(record) = tenure.as_ref().and_then(Tenure::record) {
+            coordinator.goes_on(system.now(), record);
+        }
         let (guests, closed_children) = (BTreeMap::new(), BTreeMap::new());
         let (digest, next, orders) = (None, first, Vec::new());
         Ok(Office {
@@ -156,6 +169,9 @@ impl Office {
             patience,
             runs_on,
             succession,
+            tenure,
+            held_back: VecDeque::new(),
+            to_kill: Vec::new(),
             coordinator,
             guests,
             closed_children,
@@ -180,10 +196,12 @@ impl Office {
         let until = due.chain([until]).min().unwrap_or(until);
         let mut fds: Vec<PollFd> = Vec::new();
         self.gate.interests(&mut fds);
+        fds.extend(self.tenure.as_ref().map(|tenure| ready::interest(tenure.as_fd(), false)));
         let guests = self.guests.values();
         fds.extend(guests.map(|guest| ready::interest(guest.channel.as_fd(), guest.channel.sending())));
         self.system.wait(&mut fds, until)?;
         drop(fds);
+        self.tell_held_back()?;
         let now = self.system.now();
         for Proven { connection, hello, .. } in self.gate.turn(now) {
             if hello.purpose != Purpose::Member {
@@ -198,6 +216,9 @@ impl Office {
         let decisions = self.coordinator.tick(now);
         self.act(decisions);
         self.guests.retain(|_, guest| !guest.gone);
+        if self.tenure.as_ref().is_none_or(|tenure| tenure.is_sure(self.system.now())) {
+            self.orders.extend(self.to_kill.drain(..).map(|child| OfficeOrder::Kill { child }));
+        }
         Ok(std::mem::take(&mut self.orders))
     }
 
@@ -253,6 +274,18 @@ impl Office {
             let decisions = self.coordinator.step(now, id, event);
             self.act(decisions);
         }
+    }
+
+    /// Tells members what waited for the record of their generation. Fails if another process has the post.
+    fn tell_held_back(&mut self) -> io::Result<()> {
+        let Some(tenure) = &self.tenure else { return Ok(()) };
+        tenure.check()?;
+        if !tenure.waits() {
+            for (id, message) in std::mem::take(&mut self.held_back) {
+                self.say(id, &message);
+            }
+        }
+        Ok(())
     }
 
     /// Reads what members say.
@@ -321,6 +354,7 @@ impl Office {
                 if let Some(known) = &mut guest.member {
                     known.own = own;
                 }
+                guest.channel.send(&ToMember::Alive);
                 MemberEvent::Beat { step }
             }
             ToCoordinator::Leaves if is_member => MemberEvent::Leaves,
@@ -387,17 +421,21 @@ impl Office {
         for decision in decisions {
             match &decision.action {
                 MemberAction::Form { members, forms } => {
+                    if let (Some(tenure), Some(form)) = (&self.tenure, forms.first()) {
+                        let (generation, ranks) = (form.generation, members.clone());
+                        tenure.commit(Record { generation, ranks });
+                    }
                     for (id, form) in members.iter().zip(forms) {
-                        self.say(*id, &ToMember::Form(Box::new(form.clone())));
+                        self.direct(*id, ToMember::Form(Box::new(form.clone())));
                     }
                 }
                 MemberAction::Cancel { generation, members } => {
                     let message = ToMember::Cancel { generation: *generation, why: decision.why.to_string() };
-                    members.iter().for_each(|id| self.say(*id, &message));
+                    members.iter().for_each(|id| self.direct(*id, message.clone()));
                 }
                 MemberAction::Change { generation, members } => {
                     let message = ToMember::Change { generation: *generation };
-                    members.iter().for_each(|id| self.say(*id, &message));
+                    members.iter().for_each(|id| self.direct(*id, message.clone()));
                 }
                 MemberAction::Remove { member } => {
                     if let Some(guest) = self.guests.get_mut(member) {
@@ -405,24 +443,35 @@ impl Office {
                         let child = guest.member.as_ref().and_then(|known| known.child);
                         if let Some(child) = child {
                             self.closed_children.insert(child, *member);
-                            self.orders.push(OfficeOrder::Kill { child });
+                            self.to_kill.push(child);
                         }
                     }
                 }
                 MemberAction::Dismiss { member } => {
-                    self.say(*member, &ToMember::Refused { why: decision.why.to_string() });
+                    self.direct(*member, ToMember::Refused { why: decision.why.to_string() });
                     if let Some(guest) = self.guests.get_mut(member) {
                         (guest.member, guest.until) = (None, Some(self.system.now() + FIRST_WORD));
                     }
                 }
-                MemberAction::Release { member } => self.say(*member, &ToMember::End { why: None }),
+                MemberAction::Release { member } => self.direct(*member, ToMember::End { why: None }),
                 MemberAction::End { finished } => {
+                    if let Some(tenure) = &mut self.tenure {
+                        tenure.is_over();
+                    }
                     let why = (!finished).then(|| decision.why.to_string());
                     self.end(why);
                 }
                 MemberAction::Wait | MemberAction::Trains => {}
             }
             self.orders.push(OfficeOrder::Decided(decision));
+        }
+    }
+
+    /// Tells a member what to do, in the order of decisions: not before the record of an earlier one is written.
+    fn direct(&mut self, id: MemberId, message: ToMember) {
+        match self.tenure.as_ref().is_some_and(Tenure::waits) || !self.held_back.is_empty() {
+            true => self.held_back.push_back((id, message)),
+            false => self.say(id, &message),
         }
     }
 

@@ -55,6 +55,7 @@ impl Seat {
             | ToMember::Cancel { .. }
             | ToMember::Change { .. }
             | ToMember::Welcome { .. }
+            | ToMember::Alive
             | ToMember::Tally(_)
             | ToMember::Status(_) => SeatAction::Nothing,
         }

@@ -3,7 +3,7 @@
 //! The rank itself trains and asks this for little: to stand ready for the next generation, to say that it trains, and whether to end
 //! the generation at the end of this step. A cancel raises the alarm of the generation's group, which ends every wait.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel as queue};
@@ -18,7 +18,8 @@ use super::message::{
 };
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
-use super::succession::{self, OpenOffice, Vacancy};
+use super::store::Place;
+use super::succession::{self, OpenOffice};
 use super::tally::TallySummary;
 use crate::alarm::Alarm;
 use crate::connection::Proven;
@@ -47,8 +48,8 @@ const HEARD_AGAIN: Duration = Duration::from_secs(10);
 /// What a member needs.
 #[derive(Clone)]
 pub struct EnterOptions {
-    /// Where the coordinator listens: `host:port`.
-    pub coordinator: String,
+    /// Where the coordinator is.
+    pub coordinator: Place,
     /// The job's secret.
     pub secret: Secret,
     /// The job.
@@ -178,7 +179,8 @@ impl Membership {
         let (runs_on, succession) = place;
         let known = Journal { id, ranks, stand: None, trained: false, note, runs_on, succession };
         let (shared_too, options) = (shared.clone(), options.clone());
-        let thread = SessionThread { channel, options, shared: shared_too, known, said, tell, patience };
+        let thread =
+            SessionThread { channel, options, shared: shared_too, known, said, tell, patience, local };
         Os.spawn("member", Box::new(move || thread.run()))?;
         Ok(Membership { local, shared, says, told })
     }
@@ -307,6 +309,8 @@ struct SessionThread {
     said: Receiver<ToCoordinator>,
     tell: Sender<Apart>,
     patience: Duration,
+    /// The address at which others reach this host.
+    local: IpAddr,
 }
 
 /// What this member would tell another coordinator.
@@ -343,6 +347,8 @@ impl Journal {
 impl SessionThread {
     fn run(mut self) {
         let mut due = Instant::now();
+        // With a store another process may have the place of a coordinator that is silent; without one its address is all there is.
+        let mut heard = matches!(self.options.coordinator, Place::Store(_)).then(Instant::now);
         loop {
             loop {
                 match self.said.try_recv() {
@@ -365,15 +371,20 @@ impl SessionThread {
             let mut lost = false;
             while !lost {
                 match self.channel.receive() {
-                    Ok(Some(message)) => self.hear(message),
+                    Ok(Some(message)) => {
+                        heard = heard.map(|_| Instant::now());
+                        self.hear(message);
+                    }
                     Ok(None) => break,
                     Err(_) => lost = true,
                 }
             }
+            lost |= heard.is_some_and(|heard| heard.elapsed() >= self.patience);
             if lost {
                 if !self.go_back() {
                     return self.shared.gone.store(true, Ordering::Release);
                 }
+                heard = heard.map(|_| Instant::now());
                 continue;
             }
             self.channel.flush();
@@ -433,9 +444,11 @@ impl SessionThread {
         let Journal { id, ref ranks, runs_on, .. } = self.known;
         let Some(open) = self.options.succeed.as_ref().filter(|_| self.known.succession) else { return };
         let before = ranks.iter().position(|rank| *rank == id).unwrap_or(ranks.len());
-        if let Some(listener) = succession::take(&self.options.coordinator, since, before) {
-            // If it fails, the address is free again, and the next try is another rank's too.
-            drop(open(Vacancy { listener, own: id, ended: runs_on.filter(|member| *member != id) }));
+        if let Some(vacancy) =
+            succession::take(&self.options.coordinator, since, before, (id, self.local), runs_on)
+        {
+            // If it fails, the place is free again, and the next try is another rank's too.
+            drop(open(vacancy));
         }
     }
 
@@ -507,9 +520,9 @@ fn raise(shared: &SessionShared) {
 }
 
 /// Asks a coordinator how things stand; the answer is JSON.
-pub fn ask_status(coordinator: &str, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
+pub fn ask_status(coordinator: Place, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
     let job = JobMark { name: String::new(), digest: 0 };
-    let (coordinator, secret) = (coordinator.into(), secret.clone());
+    let secret = secret.clone();
     let options = EnterOptions { coordinator, secret, job, child: None, encrypt, succeed: None };
     let Proven { connection, .. } = connect(&options, Instant::now() + REACH)?;
     let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
@@ -535,23 +548,21 @@ fn wait(channel: &mut Channel<ToCoordinator, ToMember>, until: Instant) -> Resul
 }
 
 fn connect(options: &EnterOptions, until: Instant) -> Result<Proven, EnterError> {
-    let EnterOptions { coordinator: at, secret, encrypt, .. } = options;
+    let EnterOptions { coordinator, secret, encrypt, .. } = options;
+    let at = || coordinator.name();
     let mut why = String::from("it has no address");
     loop {
-        let addrs: Vec<SocketAddr> = at.to_socket_addrs().map_or_else(
-            |error| {
-                why = error.to_string();
-                Vec::new()
-            },
-            Iterator::collect,
-        );
+        let addrs: Vec<SocketAddr> = coordinator.addresses().unwrap_or_else(|error| {
+            why = error.to_string();
+            Vec::new()
+        });
         for addr in addrs {
             let dialled = Dial::start(&Os, addr, secret.clone(), member_hello(*encrypt))
                 .map(|dial| dial.wait(&Os, until));
             match dialled {
                 Ok(Dialled::Proved(proven)) => return Ok(proven),
                 Ok(Dialled::Turned(Turned::WrongSecret)) => {
-                    return Err(EnterError::WrongSecret { at: at.clone() });
+                    return Err(EnterError::WrongSecret { at: at() });
                 }
                 Ok(Dialled::Turned(turned)) => why = format!("what answers is no coordinator ({turned:?})"),
                 Ok(Dialled::Unconnected(error)) | Err(error) => why = explain(&error),
@@ -559,7 +570,7 @@ fn connect(options: &EnterOptions, until: Instant) -> Result<Proven, EnterError>
             }
         }
         if Instant::now() + PAUSE >= until {
-            return Err(EnterError::Unreachable { at: at.clone(), why });
+            return Err(EnterError::Unreachable { at: at(), why });
         }
         std::thread::sleep(PAUSE);
     }

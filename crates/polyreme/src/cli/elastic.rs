@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use clap::Args;
 use polyreme_net::environment::SECRET_VARIABLE;
-use polyreme_net::members::{OfficeOptions, Rules, ask_status};
+use polyreme_net::members::store::Begins;
+use polyreme_net::members::{OfficeOptions, Place, Rules, Tenure, ask_status};
 use polyreme_net::{Encrypt, Os, Secret, Tell};
-use polyreme_train::job::{Elastic, Job};
+use polyreme_train::job::{Elastic, Job, StoreAddress};
 use polyreme_train::slowness::Slowness;
 
 use super::member::{MemberSeat, member};
@@ -29,6 +30,7 @@ use crate::cluster::elastic::chaos::ChaosSpec;
 use crate::cluster::elastic::coordinator;
 use crate::cluster::elastic::launcher::{self, ElasticLaunch};
 use crate::cluster::elastic::network::OwnNetwork;
+use crate::cluster::elastic::post;
 use crate::cluster::lifeline::{Lifeline, last_words};
 use crate::cluster::{Asked, Setup, Transport, spawn};
 use crate::{output, process};
@@ -89,7 +91,8 @@ impl ElasticArgs {
 fn as_elastic(job: &mut Job) -> Result<Elastic, Failure> {
     let shards = if job.parallel.reproducible { job.parallel.shards } else { usize::MAX };
     let usual = Elastic::default();
-    let elastic = *job.parallel.elastic.get_or_insert(Elastic { max: usual.max.min(shards), ..usual });
+    let default = Elastic { max: usual.max.min(shards), ..usual };
+    let elastic = job.parallel.elastic.get_or_insert(default).clone();
     match job.parallel.refuses_elastic(&job.train) {
         Some((message, hint)) => Err(Failure::usage(format!("{message}; {hint}"))),
         None => Ok(elastic),
@@ -116,7 +119,7 @@ pub(super) struct ElasticTrain<'a> {
 
 /// Launches and coordinates an elastic run; as one of its children, takes part in it.
 pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult {
-    let Elastic { min, max, .. } = job.parallel.elastic.unwrap_or_default();
+    let Elastic { min, max, store, .. } = job.parallel.elastic.clone().unwrap_or_default();
     let machine = Machine::read();
     if let Some(child) = std::env::var(MEMBER).ok().and_then(|n| n.parse().ok()) {
         return child_of_launcher(app, job, asked, &machine, child);
@@ -150,6 +153,12 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         Ok(secret) => secret,
         Err(_) => spawn::random_secret()?,
     };
+    if store.is_some() && asked.args.listen.is_none() {
+        return Err(Failure::usage(
+            "a run with `parallel.elastic.store` has ranks on several hosts; say where they reach this process: --listen \
+             ADDR:PORT, with port 0 for a free one",
+        ));
+    }
     let network = match asked.args.chaos.as_ref().and_then(|chaos| chaos.cut) {
         Some(_) if asked.args.listen.is_some() => {
             return Err(Failure::usage(
@@ -166,6 +175,8 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
     }
     let listener =
         TcpListener::bind(listen).map_err(|e| Failure::usage(format!("--listen {listen}: {e}")))?;
+    let patience = decided.patience.silence;
+    let tenure = take_post(store.as_ref(), patience, &listener, Begins::New)?;
     let office = OfficeOptions {
         listener: listener.into(),
         secret: Secret::from_text(&secret).map_err(Failure::usage)?,
@@ -174,8 +185,9 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             min,
             max,
             start: processes,
-            patience: decided.patience.silence,
+            patience,
             hold_off: Duration::ZERO,
+            exclusive: tenure.is_some(),
         },
         first: 1,
         note: match &asked.resumes {
@@ -188,11 +200,13 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         ended: None,
         // Where others can join, they can also reach whoever takes the place of this process.
         succession: asked.args.listen.is_some(),
+        tenure,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         system: Arc::new(Os),
     };
     if asked.args.listen.is_some() && !asked.json {
-        output::err().line(&format!("others can join: polyreme join {listen} JOB.toml"));
+        let place = store.map_or(listen.to_string(), |store| store.to_string());
+        output::err().line(&format!("others can join: polyreme join {place} JOB.toml"));
     }
     if let Some(chaos) = &asked.args.chaos {
         output::err().line(&format!("chaos: {chaos}"));
@@ -227,7 +241,12 @@ fn child_of_launcher(
     let lifeline = Lifeline::listen(std::io::stdin(), last_words, stop.clone(), || std::process::exit(1));
     let secret =
         Secret::from_text(&lifeline.secret().map_err(|e| Failure::world(&e))?).map_err(Failure::usage)?;
-    let coordinator = lifeline.master().map_err(|e| Failure::world(&e))?;
+    let listens = lifeline.master().map_err(|e| Failure::world(&e))?;
+    let store = job.parallel.elastic.as_ref().and_then(|elastic| elastic.store.as_ref());
+    let coordinator = match store {
+        Some(address) => Place::Store(post::store(address, patience.silence)),
+        None => Place::At(listens),
+    };
     let start = asked.ranks.n_processes().or(job.parallel.ranks).unwrap_or(1);
     let threads = asked.ranks.threads().or(job.parallel.threads).unwrap_or_else(|| {
         let shares = machine.shares(start);
@@ -254,7 +273,7 @@ fn child_of_launcher(
 /// `polyreme join`.
 #[derive(Args)]
 pub(super) struct JoinArgs {
-    /// Where the run listens: the address of its `--listen`.
+    /// Where the run listens: the address of its `--listen`, or of its `parallel.elastic.store` (etcd://HOST:PORT/PREFIX).
     #[arg(value_name = "HOST:PORT")]
     coordinator: String,
     /// The run's job file.
@@ -275,7 +294,14 @@ pub(super) struct JoinArgs {
 pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
     args.metrics.check()?;
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
-    as_elastic(&mut job)?;
+    let store = as_elastic(&mut job)?.store;
+    let patience = asked_by_job(&job.parallel).patience.silence;
+    let coordinator = post::place(&args.coordinator, patience).map_err(Failure::usage)?;
+    if let Some(store) = store.filter(|store| store.to_string() != args.coordinator) {
+        return Err(Failure::usage(format!(
+            "the job's coordinator is found in its store; write `polyreme join {store} JOB.toml`"
+        )));
+    }
     let secret = secret_of_environment()?;
     let machine = Machine::read();
     let threads = args.ranks.threads().or(job.parallel.threads).unwrap_or_else(|| machine.cores());
@@ -287,7 +313,7 @@ pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
         json: args.json,
         stop: Arc::new(AtomicBool::new(false)),
         checks: None,
-        coordinator: args.coordinator.clone(),
+        coordinator,
         secret,
         child: None,
         encrypt: args.ranks.encryption(&job),
@@ -324,7 +350,7 @@ pub(super) struct CoordinatorArgs {
 
 pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
     let mut job = read_job(app, Some(&args.job), &args.sets)?;
-    let Elastic { min, max, .. } = as_elastic(&mut job)?;
+    let Elastic { min, max, store, .. } = as_elastic(&mut job)?;
     let start = args.start.unwrap_or(min);
     if !(min..=max).contains(&start) {
         return Err(Failure::usage(format!(
@@ -334,30 +360,35 @@ pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
     let listener = TcpListener::bind(args.listen)
         .map_err(|e| Failure::usage(format!("--listen {}: {e}", args.listen)))?;
     let patience = asked_by_job(&job.parallel).patience.silence;
+    let secret = secret_of_environment()?;
+    let tenure = take_post(store.as_ref(), patience, &listener, Begins::GoesOn)?;
+    let exclusive = tenure.is_some();
     let office = OfficeOptions {
         listener: listener.into(),
-        secret: secret_of_environment()?,
+        secret,
         job: job.name.clone(),
-        rules: Rules { min, max, start, patience, hold_off: coordinator::HOLD_OFF },
+        rules: Rules { min, max, start, patience, hold_off: coordinator::HOLD_OFF, exclusive },
         first: coordinator::first_number(),
         note: args.output.clone().unwrap_or_default().into_os_string().into_encoded_bytes(),
         encrypt: args.ranks.encryption(&job),
         runs_on: None,
         ended: None,
-        // It is started again where it was.
-        succession: false,
+        // Without a store it is started again where it was.
+        succession: exclusive,
+        tenure,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         system: Arc::new(Os),
     };
     process::raise_open_files();
-    let whole = coordinator::run(office, patience, args.json)?;
+    let whole = coordinator::run(office, patience, store.as_ref(), args.json)?;
     if whole { Ok(()) } else { Err(Failure::interrupted()) }
 }
 
 /// `polyreme status`.
 #[derive(Args)]
 pub(super) struct StatusArgs {
-    /// Where the run listens: the address of its `--listen`; or http://ADDR:PORT, where ADDR:PORT is that of its `--metrics`.
+    /// Where the run listens: the address of its `--listen`, or of its `parallel.elastic.store` (etcd://HOST:PORT/PREFIX); or
+    /// http://ADDR:PORT, where ADDR:PORT is that of its `--metrics`.
     #[arg(value_name = "HOST:PORT")]
     coordinator: String,
     /// Print one JSON object.
@@ -370,7 +401,8 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
         return show_status(at, args.json);
     }
     let secret = secret_of_environment()?;
-    let text = ask_status(&args.coordinator, &secret, Encrypt::Auto).map_err(|e| Failure::world(&e))?;
+    let place = post::place(&args.coordinator, Duration::ZERO).map_err(Failure::usage)?;
+    let text = ask_status(place, &secret, Encrypt::Auto).map_err(|e| Failure::world(&e))?;
     let mut out = std::io::stdout().lock();
     if args.json {
         return Ok(writeln!(out, "{text}")?);
@@ -407,6 +439,17 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
         number("stall_ms_max")
     )?;
     Ok(())
+}
+
+/// Takes the post of the run's coordinator, if a store says who has it.
+fn take_post(
+    store: Option<&StoreAddress>,
+    patience: Duration,
+    listener: &TcpListener,
+    begins: Begins,
+) -> Result<Option<Tenure>, Failure> {
+    let taken = store.map(|address| post::take(address, patience, listener, begins));
+    taken.transpose().map_err(|why| Failure::coded(1, why))
 }
 
 fn secret_of_environment() -> Result<Secret, Failure> {

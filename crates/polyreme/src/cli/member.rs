@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use polyreme_net::members::{Apart, EnterOptions, JobMark, Membership, OwnShare, Ready, TallySummary, Wish};
+use polyreme_net::members::{
+    Apart, EnterOptions, JobMark, Membership, OwnShare, Place, Ready, TallySummary, Wish,
+};
 use polyreme_net::{Encrypt, Secret};
 use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
 use polyreme_train::job::{Elastic, Job};
@@ -51,8 +53,8 @@ pub(super) struct MemberSeat<'a> {
     pub(super) stop: Arc<AtomicBool>,
     /// The number of ranks for which it checks that they fit into the memory of this host, if it checks that.
     pub(super) checks: Option<usize>,
-    /// Where the coordinator listens: `host:port`.
-    pub(super) coordinator: String,
+    /// Where the coordinator is.
+    pub(super) coordinator: Place,
     /// The job's secret.
     pub(super) secret: Secret,
     /// Which of the coordinator's own children this is.
@@ -96,7 +98,7 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     let job = JobMark { name: name.clone(), digest: prepared.digest() };
     let successor = Successor::default();
     let succeed = {
-        let Elastic { min, max, .. } = prepared.job.parallel.elastic.unwrap_or_default();
+        let Elastic { min, max, .. } = prepared.job.parallel.elastic.clone().unwrap_or_default();
         let (bounds, patience) = ((min, max), asked.patience.silence);
         let (secret, job) = (secret.clone(), name.clone());
         Some(successor.opens(Succession { secret, job, bounds, patience, encrypt, json }))

@@ -13,11 +13,11 @@ use serde_json::Value;
 use crate::binary::{command, folder, json, polyreme};
 use crate::ranks::{JOB, SECRET, send};
 
-const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// A job whose weights have the same bits on any number of ranks, and that never ends by itself: however busy the machine is, what a
 /// test does to it happens while it trains.
-fn endless() -> String {
+pub(crate) fn endless() -> String {
     JOB.replace("epochs = 4", "epochs = 1000000")
         .replace("threads = 1", "threads = 1\nreproducible = true")
         .replace("every_steps = 10", "every_steps = 100")
@@ -25,7 +25,7 @@ fn endless() -> String {
 
 /// Does as many steps on one rank as a run did that was interrupted: weights, moments and ledger must be the same.
 #[track_caller]
-fn equals_an_undisturbed_run(folder: &Path, summary: &Value) {
+pub(crate) fn equals_an_undisturbed_run(folder: &Path, summary: &Value) {
     let steps = summary["steps"].as_u64().unwrap();
     let job = endless().replace("epochs = 1000000", &format!("steps = {steps}"));
     fs::write(folder.join("calm.toml"), job).unwrap();
@@ -488,7 +488,7 @@ fn a_rank_takes_the_place_of_the_process_that_started_the_run() {
 }
 
 /// A process that ends with the test, however that ends.
-struct StartedProcess(Child);
+pub(crate) struct StartedProcess(pub(crate) Child);
 
 impl Drop for StartedProcess {
     fn drop(&mut self) {

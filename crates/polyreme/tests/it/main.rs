@@ -9,6 +9,7 @@ mod commands;
 mod deploy;
 mod dial;
 mod elastic;
+mod etcd;
 mod examples;
 mod fits;
 mod in_use;

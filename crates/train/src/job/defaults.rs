@@ -276,7 +276,7 @@ impl Default for ParallelSpec {
 
 impl Default for Elastic {
     fn default() -> Elastic {
-        Elastic { min: 1, max: 16, leave_out: None }
+        Elastic { min: 1, max: 16, leave_out: None, store: None }
     }
 }
 

@@ -9,7 +9,8 @@
 //! # Layout
 //! - `spec`: what a job is. `defaults`: its defaults.
 //! - `read`: the whole file; `model`, `layers`, `data`, `train`, `parallel`, `output`: the keys of its sections;
-//!   `mesh`: how the ranks of `parallel` are arranged; `sync`: how they agree; `open`: what is left to the planner.
+//!   `mesh`: how the ranks of `parallel` are arranged; `sync`: how they agree; `open`: what is left to the planner;
+//!   `store`: where a store is that says who coordinates.
 //! - `declare`: how keys are written down. `section`, `key`: tables and keys, read and written. `types`: types of values.
 //! - `outline`, `shape`: tables, keys and what they accept, as plain data.
 //! - `tree`: the file as values that know their places. `sets`: overrides. `cursor`: tables while they are read.
@@ -37,6 +38,7 @@ mod section;
 mod sets;
 mod shape;
 mod spec;
+mod store;
 mod sync;
 mod train;
 mod tree;
@@ -55,6 +57,7 @@ pub(crate) use nearest::nearest;
 pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;
+pub use store::StoreAddress;
 pub use sync::{OuterSpec, SyncKind, SyncTurn};
 pub(crate) use wire::in_memory;
 pub use wire::{WireKind, WireSpec};

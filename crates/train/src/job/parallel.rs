@@ -9,6 +9,7 @@ use super::mesh;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
+use super::store::address;
 use super::sync::{self, EVERY_MAX, STALENESS_MAX, SyncKind};
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
@@ -138,6 +139,8 @@ section! { Elastic => {
         max: whole(1..=RANKS_MAX) => |s| Some(&mut s.max);
         /// a rank that takes this many times as long as the others for the same work, for a while, leaves, unless too few would be left
         leave_out: maybe(real(LEAVE_OUT)) => |s| Some(&mut s.leave_out); or "a slow rank is reported, and stays";
+        /// where an etcd cluster keeps who coordinates, as `"etcd://HOST:PORT,HOST:PORT/PREFIX"`; the prefix is this run's own
+        store: maybe(address()) => |s| Some(&mut s.store); or "the process that was started coordinates";
     };
     Section::new("parallel.elastic", "a table such as { min = 2, max = 16 }", |_| Elastic::default(), keys)
 } }
@@ -215,7 +218,7 @@ pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 impl ParallelSpec {
     /// Why ranks cannot come and go, and what to write instead; `None` if they can, or need not.
     pub fn refuses_elastic(&self, train: &TrainSpec) -> Option<(String, &'static str)> {
-        let Elastic { min, max, .. } = self.elastic?;
+        let Elastic { min, max, .. } = *self.elastic.as_ref()?;
         let refused = |what: &str, hint| Some((format!("`parallel.elastic` {what}"), hint));
         if min > max {
             return refused(&format!("has min = {min} above max = {max}"), "choose a min of at most max");

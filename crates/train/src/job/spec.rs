@@ -9,6 +9,7 @@ use polyreme_nn::Model;
 pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
+use super::store::StoreAddress;
 use super::sync::{OuterSpec, SyncKind, SyncTurn};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 use super::wire::WireSpec;
@@ -424,8 +425,8 @@ pub struct ParallelSpec {
     pub stall: f64,
 }
 
-/// How many ranks an elastic run may have.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// How many ranks an elastic run may have, and who says who they are.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Elastic {
     /// With fewer it saves and waits.
     pub min: usize,
@@ -433,6 +434,8 @@ pub struct Elastic {
     pub max: usize,
     /// A rank that takes this many times as long as the others for the same work leaves.
     pub leave_out: Option<f64>,
+    /// The store that says who coordinates.
+    pub store: Option<StoreAddress>,
 }
 
 /// What ranks talk over.

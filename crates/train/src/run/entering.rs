@@ -48,7 +48,7 @@ impl Generation<'_> {
         let Some(held) = self.source.and_then(|source| self.held[source]) else { return false };
         let holders = self.held.iter().filter(|other| **other == Some(held)).count();
         let others = self.held.iter().filter(|other| other.is_none()).count();
-        let min = prepared.job.parallel.elastic.unwrap_or_default().min;
+        let min = prepared.job.parallel.elastic.clone().unwrap_or_default().min;
         let steps = prepared.pace.total_steps(prepared.job.train.length);
         // What follows a step, all ranks do together.
         let (step, ended) = (held / 2, held % 2 == 1);

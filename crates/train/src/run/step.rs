@@ -166,7 +166,7 @@ impl Run {
             }
         };
         lines.iter().for_each(|line| say(line));
-        let elastic = self.prepared.job.parallel.elastic.filter(|elastic| look.len() > elastic.min);
+        let elastic = self.prepared.job.parallel.elastic.as_ref().filter(|elastic| look.len() > elastic.min);
         let bound = elastic.and_then(|elastic| elastic.leave_out);
         if let Some(rank) = bound.and_then(|bound| pulse.slow.slower_than(bound)) {
             say(&format!("{} is too slow, and leaves", pulse.slow.name(rank)));
@@ -297,7 +297,7 @@ impl Pulse {
             Balance::Hosts => apart,
             Balance::Equal | Balance::Given(_) => false,
         };
-        let leaves_out = parallel.elastic.is_some_and(|elastic| elastic.leave_out.is_some());
+        let leaves_out = parallel.elastic.as_ref().is_some_and(|elastic| elastic.leave_out.is_some());
         let (plan, ranks) = (&prepared.learner.plan, prepared.ranks());
         let by_themselves = plan.local_steps().is_some() || plan.servers.is_some();
         if parallel.replica_ranks() > 1 || ranks == 1 || by_themselves || !(balances || apart || leaves_out) {

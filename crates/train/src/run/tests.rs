@@ -82,7 +82,8 @@ fn a_rank_that_is_too_slow_is_told_to_leave_unless_too_few_would_be_left() {
             let (mut notes, rank) = (Notes::default(), comm.rank());
             let mut run = Run::new(prepared.clone(), comm, 2, None).unwrap();
             run.open(&folder.path().join("run"), None, None).unwrap();
-            run.prepared.job.parallel.elastic = Some(Elastic { min, max: 2, leave_out: Some(1.9) });
+            run.prepared.job.parallel.elastic =
+                Some(Elastic { min, max: 2, leave_out: Some(1.9), store: None });
             for step in [20, 40] {
                 let pulse = run.pulse.as_mut().unwrap();
                 (0..20).for_each(|_| pulse.timings.note(10, [10.0, 20.0][rank]));

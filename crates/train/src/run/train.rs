@@ -172,7 +172,7 @@ impl Run {
             waited: 0.0,
             pulse: Pulse::new(&prepared, rank),
             load: followed_load(&prepared, rank),
-            undo: prepared.job.parallel.elastic.map(|_| Undo::default()),
+            undo: prepared.job.parallel.elastic.is_some().then(Undo::default),
             servers: None,
             before: SentBefore::default(),
             ended: true,

@@ -81,7 +81,7 @@ impl Coordinator {
         let there = self.ranks.iter().filter(|id| chosen.contains(id)).count();
         let of = self.ranks.iter().filter(|id| !self.accounted.contains(id)).count();
         // Half is enough only together with the coordinator that formed it: two coordinators never have more than half each.
-        let enough = 2 * there >= of + usize::from(self.restarted && of > 0);
+        let enough = self.rules.exclusive || 2 * there >= of + usize::from(self.restarted && of > 0);
         #[cfg(test)]
         let enough = enough || self.bug == Some(CoordinatorBug::GoesOnWithAny);
         if !enough {

@@ -36,8 +36,8 @@ impl Coordinator {
         }
         if generation > self.generation && ranks.contains(&id) {
             self.take_over(now, generation, ranks.clone(), decisions);
-            self.tally.take_over(tally);
         }
+        self.tally.take_over(tally);
         // Two coordinators that were lost may have given the same number to different ranks; then neither was told to all.
         let other = generation == self.generation && ranks != self.ranks;
         let is_rank = self.ranks.contains(&id);
@@ -65,7 +65,7 @@ impl Coordinator {
     }
 
     /// The last generation is this one, which another coordinator formed.
-    fn take_over(
+    pub(super) fn take_over(
         &mut self,
         now: Instant,
         generation: u64,

@@ -5,9 +5,13 @@ use std::time::{Duration, Instant};
 use super::super::coordinator::{Coordinator, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::super::message::{Formation, MemberId, Ready, Returned};
+use super::super::store::Record;
 use super::super::tally::TallySummary;
 
 const PATIENCE: Duration = Duration::from_secs(3);
+
+const RULES: Rules =
+    Rules { min: 1, max: 3, start: 3, patience: PATIENCE, hold_off: Duration::ZERO, exclusive: false };
 
 struct Story {
     coordinator: Coordinator,
@@ -17,8 +21,7 @@ struct Story {
 
 impl Story {
     fn new(min: usize, max: usize, start: usize) -> Story {
-        let coordinator =
-            Coordinator::new(Rules { min, max, start, patience: PATIENCE, hold_off: Duration::ZERO });
+        let coordinator = Coordinator::new(Rules { min, max, start, ..RULES });
         Story { coordinator, now: Instant::now(), decisions: Vec::new() }
     }
 
@@ -301,6 +304,42 @@ fn a_rank_that_coordinated_is_lost_with_its_process() {
     story.ready(2, 5, Some(8)).ready(3, 5, Some(8));
     assert_eq!(story.formed().expect("the others go on").0, [2, 3]);
     assert_eq!(story.coordinator.tally.ranks_lost, 1);
+}
+
+/// A store says which generation was the last, and that no other coordinator forms the next: one rank of three goes on.
+#[test]
+fn with_a_store_no_majority_is_asked_for() {
+    for (exclusive, goes_on) in [(true, Some((vec![2], 6))), (false, None)] {
+        let mut story = Story::new(1, 3, 3);
+        story.coordinator = Coordinator::new(Rules { exclusive, ..RULES });
+        story.coordinator.goes_on(story.now, &Record { generation: 5, ranks: vec![1, 2, 3] });
+        story.now += PATIENCE / 2;
+        let (ranks, tally) = (vec![1, 2, 3], TallySummary { ranks_lost: 4, ..TallySummary::default() });
+        let returned = Returned { generation: 5, ranks, running: true, trained: true, tally };
+        story.on(2, MemberEvent::Returned(returned));
+        assert_eq!((story.coordinator.generation(), &story.decisions[..]), ((5, vec![1, 2, 3]), &[][..]));
+        story.breaks(2, 5, Some(8));
+        story.now += PATIENCE / 2;
+        story.decisions = story.coordinator.tick(story.now);
+        let formed = story.formed().map(|(members, form)| (members.to_vec(), form.generation));
+        assert_eq!(formed, goes_on);
+        assert_eq!(story.coordinator.tally.ranks_lost, 6);
+    }
+}
+
+/// The coordinator was lost after it had recorded a generation and before it told its ranks of it: that one is never begun.
+#[test]
+fn a_recorded_generation_that_no_rank_was_told_of_is_not_begun() {
+    let mut story = Story::new(1, 3, 3);
+    story.coordinator = Coordinator::new(Rules { exclusive: true, ..RULES });
+    story.coordinator.goes_on(story.now, &Record { generation: 6, ranks: vec![1, 2] });
+    for id in [1, 2] {
+        let (ranks, tally) = (vec![1, 2, 3], TallySummary::default());
+        let returned = Returned { generation: 5, ranks, running: false, trained: true, tally };
+        story.on(id, MemberEvent::Returned(returned)).ready(id, 5, Some(8));
+    }
+    let (members, form) = story.formed().expect("the next one is formed");
+    assert_eq!((members, form.generation, form.source), (&[1, 2][..], 7, Some(0)));
 }
 
 #[test]

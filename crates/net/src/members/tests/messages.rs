@@ -62,6 +62,7 @@ fn to_member() -> Vec<ToMember> {
         ToMember::Form(Box::new(form)),
         ToMember::Cancel { generation: 1, why: "lost".into() },
         ToMember::Change { generation: 1 },
+        ToMember::Alive,
         ToMember::Tally(TallySummary { ranks_lost: 3, parts_us_p50: [1, 2, 3], ..Default::default() }),
         ToMember::End { why: None },
         ToMember::End { why: Some(String::new()) },

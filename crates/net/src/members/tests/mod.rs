@@ -3,3 +3,4 @@
 mod decisions;
 mod messages;
 mod schedules;
+mod stored;

@@ -1,6 +1,6 @@
 //! The coordinator and the members of a job in one process, in virtual time, from a seed: random delays, kills, hosts that vanish, pauses,
-//! cut networks, broken links, ranks that leave, joins, coordinators that are lost and started again. Invariants are checked after every
-//! event; deliberate bugs must be found.
+//! cut networks, broken links, ranks that leave, joins, coordinators that are lost and started again, with and without a store that keeps
+//! the record of the last generation. Invariants are checked after every event; deliberate bugs must be found.
 //!
 //! The coordinator and the seats are the real ones. A rank's training is a model of it: it sends its part of a step to all others,
 //! and has finished the step when it has the parts of all ranks of its generation, whenever that is, also if the others have long
@@ -14,6 +14,7 @@ use super::super::coordinator::{Coordinator, CoordinatorBug, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::super::message::{Formation, MemberId, Ready, Returned, ToMember};
 use super::super::seat::{Seat, SeatAction};
+use super::super::store::Record;
 use super::super::tally::TallySummary;
 
 const PATIENCE_US: u64 = 300_000;
@@ -118,6 +119,8 @@ struct World {
     /// Whether coordinators are lost; how many were.
     restarts: bool,
     coordinators_lost: u64,
+    /// What a store has, if there is one: a coordinator that is started again reads it.
+    record: Option<Record>,
     processes: Vec<Process>,
     next_id: MemberId,
     /// Numbers under which processes were members that are others now.
@@ -150,8 +153,10 @@ impl World {
             start: n,
             patience: Duration::from_micros(PATIENCE_US),
             hold_off: Duration::ZERO,
+            exclusive: false,
         };
         let restarts = random.chance(50);
+        let rules = Rules { exclusive: restarts && random.chance(50), ..rules };
         let mut coordinator = Coordinator::new(rules);
         coordinator.bug = bug;
         let mut world = World {
@@ -166,6 +171,7 @@ impl World {
             coordinator,
             restarts,
             coordinators_lost: 0,
+            record: None,
             processes: Vec::new(),
             next_id: 1,
             former: Vec::new(),
@@ -282,6 +288,9 @@ impl World {
         let hold_off = HOLD_OFF;
         self.coordinator = Coordinator::new(Rules { hold_off, ..self.rules });
         self.coordinator.bug = self.bug;
+        if let Some(record) = &self.record {
+            self.coordinator.goes_on(self.time(), record);
+        }
         for p in 0..self.processes.len() {
             let delay = self.delay();
             let process = &mut self.processes[p];
@@ -665,6 +674,13 @@ impl World {
             match action {
                 MemberAction::Form { members, forms } => {
                     self.no_majority = false;
+                    if self.rules.exclusive {
+                        let (generation, ranks) = (forms[0].generation, members.clone());
+                        if self.record.as_ref().is_some_and(|record| record.generation >= generation) {
+                            return Err(format!("generation {generation} is recorded already"));
+                        }
+                        self.record = Some(Record { generation, ranks });
+                    }
                     self.formed(members, forms)?;
                     // In the moment in which some have heard of the generation and others have not.
                     if self.restarts && self.now < FAULTS_US && self.random.chance(10) {
@@ -709,7 +725,12 @@ impl World {
                     self.released.insert(member);
                     self.tell(member, ToMember::End { why: None });
                 }
-                MemberAction::Wait => self.no_majority = matches!(why, Reason::NoMajority { .. }),
+                MemberAction::Wait => {
+                    self.no_majority = matches!(why, Reason::NoMajority { .. });
+                    if self.no_majority && self.rules.exclusive {
+                        return Err("it waits for a majority, which the store makes needless".into());
+                    }
+                }
                 MemberAction::Trains => {}
             }
         }
@@ -787,7 +808,8 @@ impl World {
                 process.alive && is_in && !processes.contains(p) && removed(&process)
             };
             let elsewhere = last.processes.iter().filter(elsewhere).count();
-            if elsewhere > there {
+            // A store lets nobody else form another one.
+            if elsewhere > there && !self.rules.exclusive {
                 return Err(format!(
                     "{there} ranks go on while {elsewhere} of the last generation are elsewhere: {members:?}; {}",
                     self.picture()

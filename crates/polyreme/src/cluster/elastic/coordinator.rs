@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use polyreme_net::members::{Decision, MemberAction, Office, OfficeOptions, OfficeOrder};
+use polyreme_train::job::StoreAddress;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -28,23 +29,31 @@ pub fn first_number() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_millis() as u64)
 }
 
-/// Coordinates until the run is over; whether it is. It is not if this process was interrupted.
-pub fn run(office: OfficeOptions, patience: Duration, json: bool) -> io::Result<bool> {
+/// Coordinates until the run is over; whether it is. It is not if this process was interrupted. `store` is where ranks find it, if not
+/// at its address.
+pub fn run(
+    office: OfficeOptions,
+    patience: Duration,
+    store: Option<&StoreAddress>,
+    json: bool,
+) -> io::Result<bool> {
     let interrupt = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, interrupt.clone())?;
     }
     let office = Office::open(office)?;
     if !json {
-        output::err().line(&format!("ranks can join: polyreme join {} JOB.toml", office.addr()?));
+        let at = store.map_or(office.addr()?.to_string(), StoreAddress::to_string);
+        output::err().line(&format!("ranks can join: polyreme join {at} JOB.toml"));
     }
     let whole = serve(office, json, &|| interrupt.load(Ordering::Relaxed))?;
     if !whole {
-        let text = format!(
-            "the ranks go on; without a coordinator at this address they save and stop in {} seconds",
-            patience.as_secs()
-        );
-        output::err().line(&text);
+        let seconds = patience.as_secs();
+        let then = match store {
+            Some(_) => "one of them takes the place of this process".to_string(),
+            None => format!("without a coordinator at this address they save and stop in {seconds} seconds"),
+        };
+        output::err().line(&format!("the ranks go on; {then}"));
     }
     Ok(whole)
 }

@@ -8,13 +8,16 @@
 //! # Layout
 //! - [`launcher`]: the children and the coordinator, in one loop. [`chaos`]: faults from a seed. [`network`]: links that can be cut.
 //! - [`coordinator`]: the coordinator as a process of its own. [`successor`]: as a thread of a rank. `status`: how things stand.
+//! - [`post`]: where the coordinator is, by address or by a store, and how its post is taken; `etcd`: that store.
 //! - [`group`]: from a generation that a rank is told to form to a group that can talk.
 
 pub mod chaos;
 pub mod coordinator;
+mod etcd;
 pub mod group;
 pub mod launcher;
 pub mod network;
+pub mod post;
 mod status;
 pub mod successor;
 

@@ -57,13 +57,20 @@ impl Successor {
     }
 }
 
-fn office_of(run: &Succession, Vacancy { listener, own, ended }: Vacancy) -> OfficeOptions {
+fn office_of(run: &Succession, Vacancy { listener, tenure, own, ended }: Vacancy) -> OfficeOptions {
     let Succession { secret, job, bounds: (min, max), patience, encrypt, .. } = run.clone();
     OfficeOptions {
         listener: listener.into(),
         secret,
         job,
-        rules: Rules { min, max, start: min, patience, hold_off: coordinator::HOLD_OFF },
+        rules: Rules {
+            min,
+            max,
+            start: min,
+            patience,
+            hold_off: coordinator::HOLD_OFF,
+            exclusive: tenure.is_some(),
+        },
         first: coordinator::first_number(),
         // The first of the ranks that come back have it.
         note: Vec::new(),
@@ -71,6 +78,7 @@ fn office_of(run: &Succession, Vacancy { listener, own, ended }: Vacancy) -> Off
         runs_on: Some(own),
         ended,
         succession: true,
+        tenure,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         system: Arc::new(Os),
     }

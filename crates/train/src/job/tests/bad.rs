@@ -738,6 +738,21 @@ fn ranks_that_come_and_go() {
         "`parallel.elastic` keeps the whole state on every rank, so that none is lost with one",
         "leave `shard_weights`, `shard_gradients` and `shard_optimizer` out, or `elastic`",
     );
+    for (store, wrong) in [
+        ("redis://a:1/runs", "does not begin with etcd://"),
+        ("etcd://a:2379", "has no prefix"),
+        ("etcd://a:2379//", "has no prefix"),
+        ("etcd://a:2379,b/runs", "has \"b\" where HOST:PORT is expected"),
+        ("etcd://a:0/runs", "has \"a:0\" where HOST:PORT is expected"),
+        ("etcd://me:secret@a:2379/runs", "has \"me:secret@a:2379\" where HOST:PORT is expected"),
+    ] {
+        check_one(
+            &format!("{SMALL}[parallel]\nelastic = {{ store = {store:?} }}\n"),
+            &[],
+            &format!("`parallel.elastic.store` {wrong}"),
+            "write store = \"etcd://HOST:2379/PREFIX\", with a prefix for this run alone",
+        );
+    }
 }
 
 #[test]

@@ -462,12 +462,16 @@ fn encryption_is_left_to_the_hosts_unless_it_is_said() {
 
 #[test]
 fn elastic_jobs_are_read_and_written() {
+    let usual = |min, max, leave_out| Elastic { min, max, leave_out, store: None };
+    let (servers, prefix) = (vec!["a:2379".into(), "[::1]:1".into()], "runs/7".into());
+    let store = Some(StoreAddress { servers, prefix });
     for (lines, want) in [
-        ("elastic = { min = 2, max = 4 }", Elastic { min: 2, max: 4, leave_out: None }),
-        ("elastic = {}", Elastic { min: 1, max: 16, leave_out: None }),
-        ("elastic = { max = 8 }\nreproducible = true", Elastic { min: 1, max: 8, leave_out: None }),
-        ("elastic = { leave_out = 2.5 }", Elastic { min: 1, max: 16, leave_out: Some(2.5) }),
-        ("elastic = {}\nsync = \"ps-async\"\nservers = 2", Elastic { min: 1, max: 16, leave_out: None }),
+        ("elastic = { min = 2, max = 4 }", usual(2, 4, None)),
+        ("elastic = {}", usual(1, 16, None)),
+        ("elastic = { max = 8 }\nreproducible = true", usual(1, 8, None)),
+        ("elastic = { leave_out = 2.5 }", usual(1, 16, Some(2.5))),
+        ("elastic = { store = \"etcd://a:2379,[::1]:1/runs/7\" }", Elastic { store, ..Elastic::default() }),
+        ("elastic = {}\nsync = \"ps-async\"\nservers = 2", usual(1, 16, None)),
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         assert_eq!(job.parallel.elastic, Some(want), "{lines}");
