@@ -28,6 +28,7 @@
 //! - [`conv`]: 2-D convolution on channels-last images: forward and both gradients.
 //! - [`bytes`]: rows of pixels mixed into rows of numbers.
 //! - [`pixels`]: images scaled in integers.
+//! - [`marks`]: where certain bytes are in a text.
 //! - [`jpeg`]: from coefficients to samples to colours.
 //! - [`random`]: random numbers by address. [`tally`]: digests of bags of numbers, in any order.
 //! - [`codec`]: shorter formats in which floats travel between ranks.
@@ -49,6 +50,7 @@ pub mod isa;
 pub mod jpeg;
 mod lanes;
 pub mod loss;
+pub mod marks;
 pub mod math;
 pub mod norm;
 pub mod optim;

@@ -241,6 +241,7 @@ fn open_source(
                 places: among.places.clone(),
                 columns: trained.map(Preparation::columns).unwrap_or_default(),
                 schema: trained.and_then(|t| t.schema.clone()).map(Arc::new),
+                isa,
                 ..table_options(job, &job.data.source).unwrap_or_default()
             };
             let open = |p: &Option<PathBuf>, target: &Target, options: &TableOptions| {

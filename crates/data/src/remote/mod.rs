@@ -80,6 +80,7 @@ struct ObjectFacts {
 }
 
 /// An object, and where it is to be written.
+#[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "without a client nothing is fetched"))]
 struct Wanted {
     url: ObjectUrl,
     facts: ObjectFacts,

@@ -54,14 +54,20 @@ impl ColumnChoice {
         self.columns.iter().any(|pattern| pattern == name)
     }
 
+    /// What stands for blanks, and nothing else.
+    pub(super) fn only_blanks(&self) -> ColumnChoice {
+        ColumnChoice { blanks: self.blanks.clone(), ..ColumnChoice::default() }
+    }
+
     /// Whether a field is blank.
     pub(super) fn is_blank(&self, field: &[u8]) -> bool {
+        let Some(first) = field.first() else { return true };
         let is = |word: &str| field.eq_ignore_ascii_case(word.as_bytes());
-        field.is_empty()
-            || match self.blanks.is_empty() {
-                true => BLANKS.into_iter().any(is),
-                false => self.blanks.iter().any(|word| is(word)),
-            }
+        match self.blanks.is_empty() {
+            // Most fields are ruled out by how they begin.
+            true => matches!(first, b'n' | b'N' | b'?') && BLANKS.into_iter().any(is),
+            false => self.blanks.iter().any(|word| is(word)),
+        }
     }
 
     /// The fields of the features among columns of these names, in the order of the file; `labels` are none.

@@ -4,8 +4,11 @@
 //! be inside of them, so rows are walked through to find the end. Chunks are found one after the other, read at the same time, and what was read of them is
 //! merged in their order: the result, and which error is reported, do not depend on how many threads there are.
 //!
-//! With `t` threads `t` chunks are read at a time; the text is gone through once, and memory is bounded by what is made of `t` chunks.
+//! Each thread takes the next chunk when it is done with one, and hands over what it made. No thread is further ahead than some chunks of what was
+//! merged: the text is gone through once, and memory is bounded by what is made of these.
 
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 
 use super::fields::Fields;
@@ -38,6 +41,65 @@ pub(super) struct RowChunk {
     to: usize,
 }
 
+/// Chunks that may be read and not merged yet, for each thread.
+const AHEAD: usize = 2;
+
+/// What the threads that read a text have in common.
+struct Reading<T, M> {
+    /// Where the next chunk starts.
+    at: usize,
+    /// Which it is.
+    number: usize,
+    /// What was made of chunks that wait for those before them.
+    made: BTreeMap<usize, Result<T, DataError>>,
+    /// How many were merged.
+    merged: usize,
+    merge: M,
+    /// The first fault in the order of chunks; nothing is read after it.
+    fault: Option<DataError>,
+    /// Whether a thread has panicked.
+    gone: bool,
+}
+
+/// [`Reading`], and what says that it has changed.
+struct SharedReading<T, M> {
+    reading: Mutex<Reading<T, M>>,
+    changed: Condvar,
+}
+
+/// Tells other threads not to wait for one that panics.
+struct Panics<'a, T, M>(&'a SharedReading<T, M>);
+
+impl<T, M> Drop for Panics<'_, T, M> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.lock().gone = true;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl<T, M> SharedReading<T, M> {
+    fn lock(&self) -> MutexGuard<'_, Reading<T, M>> {
+        self.reading.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<T, M: FnMut(T) -> Result<(), DataError>> Reading<T, M> {
+    /// Takes what was made of a chunk, and merges what no longer has to wait.
+    fn take(&mut self, text: &Text, number: usize, made: Result<T, DataError>) {
+        self.made.insert(number, made);
+        while self.fault.is_none()
+            && let Some(made) = self.made.remove(&self.merged)
+        {
+            // Checked first: the content of a file that was cut may be wrong in any way, or in none.
+            let merged = text.bytes().intact().and(made).and_then(&mut self.merge);
+            self.fault = merged.err();
+            self.merged += 1;
+        }
+    }
+}
+
 impl Text {
     /// Reads all rows under the heading, chunk by chunk: calls `work` for every chunk, several at a time, and `merge` with what it
     /// made, in order.
@@ -46,53 +108,41 @@ impl Text {
         heading: &Heading,
         chunks: Chunks,
         work: impl Fn(RowChunk) -> Result<T, DataError> + Sync,
-        mut merge: impl FnMut(T) -> Result<(), DataError>,
+        merge: impl FnMut(T) -> Result<(), DataError> + Send,
     ) -> Result<(), DataError> {
-        let (mut at, mut number) = (self.body(heading)?, 0);
-        while at < self.bytes().len() {
-            let mut wave = Vec::with_capacity(chunks.threads);
-            // A fault in a later chunk must not hide one in an earlier.
-            let mut fault = None;
-            while wave.len() < chunks.threads.max(1) && at < self.bytes().len() && fault.is_none() {
-                match self.chunk_end(at, chunks.bytes) {
-                    Ok(to) => {
-                        wave.push(RowChunk { number, from: at, to });
-                        (at, number) = (to, number + 1);
-                    }
-                    Err(error) => fault = Some(error),
+        let (at, made) = (self.body(heading)?, BTreeMap::new());
+        let reading = Reading { at, number: 0, made, merged: 0, merge, fault: None, gone: false };
+        let shared = SharedReading { reading: Mutex::new(reading), changed: Condvar::new() };
+        let threads = chunks.threads.max(1);
+        let read = || {
+            let _panics = Panics(&shared);
+            let mut reading = shared.lock();
+            while reading.fault.is_none() && !reading.gone && reading.at < self.bytes().len() {
+                if reading.number >= reading.merged + AHEAD * threads {
+                    reading = shared.changed.wait(reading).unwrap_or_else(|poisoned| poisoned.into_inner());
+                    continue;
                 }
+                let (number, from) = (reading.number, reading.at);
+                let end = self.chunk_end(from, chunks.bytes);
+                reading.number += 1;
+                reading.at = *end.as_ref().unwrap_or(&self.bytes().len());
+                drop(reading);
+                let made = end.and_then(|to| work(RowChunk { number, from, to }));
+                reading = shared.lock();
+                reading.take(self, number, made);
+                shared.changed.notify_all();
             }
-            let work = &work;
-            let made: Vec<_> = thread::scope(|scope| {
-                let start = |chunk: &RowChunk| {
-                    let chunk = *chunk;
-                    thread::Builder::new()
-                        .name("table".into())
-                        .spawn_scoped(scope, move || work(chunk))
-                        .map_err(|_| chunk)
-                };
-                let (first, others) =
-                    wave.split_first().map_or((None, &[][..]), |(first, rest)| (Some(*first), rest));
-                let started: Vec<_> = others.iter().map(start).collect();
-                let first = first.map(work);
-                let others = started.into_iter().map(|thread| match thread {
-                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                    // The system has no thread to give.
-                    Err(chunk) => work(chunk),
-                });
-                first.into_iter().chain(others.collect::<Vec<_>>()).collect()
-            });
-            for made in made {
-                // Checked first: the content of a file that was cut may be wrong in any way, or in none.
-                self.bytes().intact()?;
-                merge(made?)?;
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // Without threads of the system's this one reads all of it.
+                let _ = thread::Builder::new().name("table".into()).spawn_scoped(scope, read);
             }
-            if let Some(fault) = fault {
-                self.bytes().intact()?;
-                return Err(fault);
-            }
-        }
-        self.bytes().intact()
+            read();
+        });
+        let reading = shared.reading.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.bytes().intact()?;
+        reading.fault.map_or(Ok(()), Err)
     }
 
     /// Calls `each` with the rows of a chunk.

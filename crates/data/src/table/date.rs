@@ -8,6 +8,7 @@
 //! week, the hour) a point on a circle, so that December is next to January. Which of them vary is found in training.
 
 use std::f64::consts::TAU;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -55,32 +56,48 @@ impl DatePart {
     /// This part of a moment.
     pub(super) fn of(self, moment: Moment) -> f64 {
         let Moment { days, seconds } = moment;
-        let season = |of: fn(f64) -> f64| of(TAU * f64::from(day_of_year(days)) / 366.0);
         // 1970-01-01 was a Thursday.
-        let weekday = |of: fn(f64) -> f64| of(TAU * (days + 3).rem_euclid(7) as f64 / 7.0);
-        let hour = |of: fn(f64) -> f64| of(TAU * f64::from(seconds) / 86_400.0);
+        let weekday = || (days + 3).rem_euclid(7) as usize;
         match self {
             DatePart::Year => 1970.0 + (days as f64 + f64::from(seconds) / 86_400.0) / 365.2425,
-            DatePart::SeasonSin => season(f64::sin),
-            DatePart::SeasonCos => season(f64::cos),
-            DatePart::WeekdaySin => weekday(f64::sin),
-            DatePart::WeekdayCos => weekday(f64::cos),
-            DatePart::HourSin => hour(f64::sin),
-            DatePart::HourCos => hour(f64::cos),
+            DatePart::SeasonSin => SEASONS[day_of_year(days)].0,
+            DatePart::SeasonCos => SEASONS[day_of_year(days)].1,
+            DatePart::WeekdaySin => WEEKDAYS[weekday()].0,
+            DatePart::WeekdayCos => WEEKDAYS[weekday()].1,
+            // Most dates have no time of day.
+            DatePart::HourSin if seconds == 0 => 0.0,
+            DatePart::HourCos if seconds == 0 => 1.0,
+            DatePart::HourSin => point_of(seconds, 86_400).0,
+            DatePart::HourCos => point_of(seconds, 86_400).1,
         }
     }
+}
+
+/// Where the days of the year, and those of the week, lie on their circles: a table has many dates and few of these.
+static SEASONS: LazyLock<[(f64, f64); 366]> =
+    LazyLock::new(|| std::array::from_fn(|day| point_of(day as u32, 366)));
+static WEEKDAYS: LazyLock<[(f64, f64); 7]> =
+    LazyLock::new(|| std::array::from_fn(|day| point_of(day as u32, 7)));
+
+/// The sine and the cosine of the `of`th of `n` equal parts of a circle.
+fn point_of(of: u32, n: u32) -> (f64, f64) {
+    let angle = TAU * f64::from(of) / f64::from(n);
+    (angle.sin(), angle.cos())
 }
 
 impl Moment {
     /// Reads a date; `None` if the text is none.
     pub(super) fn read(text: &[u8]) -> Option<Moment> {
-        let text = str::from_utf8(text).ok()?;
-        let (date, rest) = text.split_at_checked(10)?;
-        let bytes = date.as_bytes();
-        let (year, month, day) = match (bytes[4], bytes[7], bytes[2], bytes[5]) {
-            (b'-', b'-', ..) | (b'/', b'/', ..) => (&date[..4], &date[5..7], &date[8..]),
-            (_, _, b'.', b'.') => (&date[6..], &date[3..5], &date[..2]),
+        let bytes: &[u8; 10] = text.first_chunk()?;
+        let year_first = match (bytes[4], bytes[7], bytes[2], bytes[5]) {
+            (b'-', b'-', ..) | (b'/', b'/', ..) => true,
+            (_, _, b'.', b'.') => false,
             _ => return None,
+        };
+        let (date, rest) = str::from_utf8(text).ok()?.split_at_checked(10)?;
+        let (year, month, day) = match year_first {
+            true => (date.get(..4)?, date.get(5..7)?, date.get(8..)?),
+            false => (date.get(6..)?, date.get(3..5)?, date.get(..2)?),
         };
         let (year, month, day) = (digits(year)?, digits(month)?, digits(day)?);
         if !(1..=12).contains(&month) || !(1..=days_in(year, month)).contains(&day) {
@@ -166,9 +183,9 @@ fn civil(days: i64) -> (i64, i64, i64) {
 }
 
 /// The day of the year, from 0.
-fn day_of_year(days: i64) -> i32 {
+fn day_of_year(days: i64) -> usize {
     let (year, ..) = civil(days);
-    (days - days_since_1970(year, 1, 1)) as i32
+    (days - days_since_1970(year, 1, 1)) as usize
 }
 
 #[cfg(test)]
@@ -224,6 +241,22 @@ mod tests {
             }
             if month > 12 {
                 (month, year) = (1, year + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn points_that_are_looked_up_are_those_that_are_computed() {
+        for (days, seconds) in (0..800).flat_map(|day| [(19_000 + day * 5, 0), (19_000 + day, 86_399)]) {
+            let moment = Moment { days, seconds };
+            let angles = [
+                (DatePart::SeasonSin, DatePart::SeasonCos, day_of_year(days) as f64, 366.0),
+                (DatePart::WeekdaySin, DatePart::WeekdayCos, (days + 3).rem_euclid(7) as f64, 7.0),
+                (DatePart::HourSin, DatePart::HourCos, f64::from(seconds), 86_400.0),
+            ];
+            for (sin, cos, part, whole) in angles {
+                let angle = TAU * part / whole;
+                assert_eq!((sin.of(moment), cos.of(moment)), (angle.sin(), angle.cos()), "{sin:?} {days}");
             }
         }
     }

@@ -22,7 +22,7 @@ struct EncodedColumn {
     rule: ColumnRule,
     field: usize,
     /// The place of each value of a category.
-    places: HashMap<Box<[u8]>, usize>,
+    places: HashMap<Box<[u8]>, usize, foldhash::fast::RandomState>,
     /// Whether a category was words.
     was_words: bool,
 }

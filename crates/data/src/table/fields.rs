@@ -5,7 +5,30 @@
 //! are no rows. A field is where it lies in the text, unless quotes had to be taken out of it.
 //!
 //! Rows can be read from any place where one starts, so a text can be cut into chunks and read by several threads, and a row be
-//! read again where it lies.
+//! read again where it lies. Ends of fields are not searched byte by byte: bits that say where they may be are made for some
+//! bytes of the text at a time.
+
+use polyreme_kernels::{Isa, marks};
+
+/// Bits are made for so many bytes at a time: a row that is read alone should not pay for many others.
+const WINDOW: usize = 4096;
+
+/// How a text is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Cut {
+    /// The byte between fields.
+    pub(super) delimiter: u8,
+    /// The instructions that may be used.
+    pub(super) isa: Isa,
+}
+
+/// Where in a window of the text are delimiters, ends of lines and quotes.
+#[derive(Default, Debug)]
+struct Ends {
+    from: usize,
+    to: usize,
+    words: Vec<u64>,
+}
 
 /// The fields of one row; used again for the next.
 #[derive(Default, Debug)]
@@ -15,6 +38,7 @@ pub(crate) struct Fields {
     spans: Vec<FieldSpan>,
     /// Fields that are not in the text as they are.
     own: Vec<u8>,
+    ends: Ends,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +72,11 @@ impl Fields {
     /// All fields.
     pub(super) fn iter<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         (0..self.len()).map(move |field| self.get(text, field))
+    }
+
+    /// Begins another text than the one that rows were read of before.
+    pub(super) fn begin_text(&mut self) {
+        self.ends.to = self.ends.from;
     }
 
     /// Begins a row.
@@ -87,7 +116,7 @@ impl Fields {
         &mut self,
         text: &[u8],
         mut at: usize,
-        delimiter: u8,
+        cut: Cut,
     ) -> Result<Option<usize>, QuoteFault> {
         while matches!(text.get(at), Some(b'\r' | b'\n')) {
             at += 1;
@@ -98,15 +127,15 @@ impl Fields {
         }
         loop {
             let end = match text.get(at) {
-                Some(b'"') => self.read_quoted(text, at, delimiter)?,
+                Some(b'"') => self.read_quoted(text, at, cut)?,
                 _ => {
-                    let end = unquoted_end(text, at, delimiter);
+                    let end = self.ends.unquoted(text, at, cut);
                     self.push_trimmed(text, at, end);
                     end
                 }
             };
             match text.get(end) {
-                Some(byte) if *byte == delimiter => at = end + 1,
+                Some(byte) if *byte == cut.delimiter => at = end + 1,
                 // The other half of an end of two bytes is an empty line.
                 Some(_) => return Ok(Some(end + 1)),
                 None => return Ok(Some(end)),
@@ -115,9 +144,9 @@ impl Fields {
     }
 
     /// Reads the field whose quote opens at `open`; gives where it ends.
-    fn read_quoted(&mut self, text: &[u8], open: usize, delimiter: u8) -> Result<usize, QuoteFault> {
-        let close = closing_quote(text, open).ok_or(QuoteFault::Open(open))?;
-        let end = unquoted_end(text, close + 1, delimiter);
+    fn read_quoted(&mut self, text: &[u8], open: usize, cut: Cut) -> Result<usize, QuoteFault> {
+        let close = self.ends.closing_quote(text, open, cut).ok_or(QuoteFault::Open(open))?;
+        let end = self.ends.unquoted(text, close + 1, cut);
         if !text[close + 1..end].iter().all(u8::is_ascii_whitespace) {
             return Err(QuoteFault::GoesOn(open, close));
         }
@@ -139,7 +168,60 @@ impl Fields {
     }
 }
 
-/// The quote that closes the one at `open`; two in a row are one of the text.
+impl Ends {
+    /// The next byte from `at` on that is a delimiter, the end of a line or a quote, or the end of the text.
+    fn next(&mut self, text: &[u8], mut at: usize, cut: Cut) -> usize {
+        loop {
+            if at >= text.len() {
+                return text.len();
+            }
+            if !(self.from..self.to).contains(&at) {
+                self.look(text, at, cut);
+            }
+            let bit = at - self.from;
+            let word = self.words[bit / marks::BYTES] >> (bit % marks::BYTES);
+            if word != 0 {
+                return at + word.trailing_zeros() as usize;
+            }
+            at = self.from + (bit / marks::BYTES + 1) * marks::BYTES;
+        }
+    }
+
+    /// Makes the bits of the window that begins at `from`.
+    fn look(&mut self, text: &[u8], from: usize, cut: Cut) {
+        (self.from, self.to) = (from, text.len().min(from + WINDOW));
+        let window = &text[from..self.to];
+        self.words.resize(window.len().div_ceil(marks::BYTES), 0);
+        marks::find(cut.isa, window, [cut.delimiter, b'\n', b'\r', b'"'], &mut self.words);
+    }
+
+    /// What [`unquoted_end`] finds.
+    fn unquoted(&mut self, text: &[u8], mut at: usize, cut: Cut) -> usize {
+        loop {
+            let end = self.next(text, at, cut);
+            // Inside a field a quote is a letter like any other.
+            if text.get(end) != Some(&b'"') {
+                return end;
+            }
+            at = end + 1;
+        }
+    }
+
+    /// What [`closing_quote`] finds.
+    fn closing_quote(&mut self, text: &[u8], open: usize, cut: Cut) -> Option<usize> {
+        let mut at = open + 1;
+        loop {
+            let found = self.next(text, at, cut);
+            match (text.get(found)?, text.get(found + 1)) {
+                (b'"', Some(b'"')) => at = found + 2,
+                (b'"', _) => return Some(found),
+                _ => at = found + 1,
+            }
+        }
+    }
+}
+
+/// The quote that closes the one at `open`; two in a row are one of the text. The slow twin of what rows are cut by, for places of errors.
 pub(super) fn closing_quote(text: &[u8], open: usize) -> Option<usize> {
     let mut at = open + 1;
     loop {
@@ -151,7 +233,7 @@ pub(super) fn closing_quote(text: &[u8], open: usize) -> Option<usize> {
     }
 }
 
-/// The next delimiter or end of a line from `at` on, or the end of the text.
+/// The next delimiter or end of a line from `at` on, or the end of the text; a slow twin, too.
 pub(super) fn unquoted_end(text: &[u8], at: usize, delimiter: u8) -> usize {
     let ends = |b: &u8| *b == delimiter || matches!(b, b'\r' | b'\n');
     at + text[at..].iter().position(ends).unwrap_or(text.len() - at)
@@ -168,8 +250,9 @@ mod tests {
     type CutRow = (usize, Vec<Vec<u8>>);
 
     fn rows(text: &[u8], delimiter: u8) -> Result<Vec<CutRow>, QuoteFault> {
+        let cut = Cut { delimiter, isa: Isa::detect() };
         let (mut fields, mut rows, mut at) = (Fields::default(), Vec::new(), 0);
-        while let Some(next) = fields.read_csv(text, at, delimiter)? {
+        while let Some(next) = fields.read_csv(text, at, cut)? {
             rows.push((fields.start, fields.iter(text).map(<[u8]>::to_vec).collect()));
             at = next;
         }
@@ -219,7 +302,36 @@ mod tests {
         assert_eq!(rows(b"a\n1,\"b\"c\n", b','), Err(QuoteFault::GoesOn(4, 6)));
     }
 
+    /// Fields that are longer than a window, and ends of fields on both sides of its end.
+    #[test]
+    fn rows_of_long_fields_are_those_of_the_csv_crate() {
+        for long in [WINDOW - 3, WINDOW - 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW] {
+            let (plain, quoted) = ("x".repeat(long), "\"\",\n".repeat(long / 4));
+            check(format!("{plain},b\n1,{plain}\n{plain}").as_bytes(), b',');
+            check(format!("a,\"{quoted}\"\n\"{quoted}{plain}\",2\n").as_bytes(), b',');
+            check(format!("a,{plain}\"{plain},\r\n1,2,\"{plain}\"").as_bytes(), b',');
+        }
+        assert_eq!(rows(format!("a\n\"{}", "x\n".repeat(WINDOW)).as_bytes(), b','), Err(QuoteFault::Open(2)));
+    }
+
+    /// The twins find the same from any place on.
+    #[track_caller]
+    fn check_ends(text: &[u8], delimiter: u8) {
+        for isa in Isa::available() {
+            let (cut, mut ends) = (Cut { delimiter, isa }, Ends::default());
+            for at in (0..=text.len()).chain((0..=text.len()).rev()) {
+                assert_eq!(ends.unquoted(text, at, cut), unquoted_end(text, at, delimiter), "{at}");
+                assert_eq!(ends.closing_quote(text, at, cut), closing_quote(text, at), "{at}");
+            }
+        }
+    }
+
     proptest! {
+        #[test]
+        fn any_ends_are_those_of_the_slow_twins(text in "[ab1\", \t;\r\n]{0,200}", delimiter in prop::sample::select(b",;\t".to_vec())) {
+            check_ends(text.as_bytes(), delimiter);
+        }
+
         #[test]
         fn any_rows_are_those_of_the_csv_crate(text in "[ab1\", \t;\r\n]{0,60}", delimiter in prop::sample::select(b",;\t".to_vec())) {
             check(text.as_bytes(), delimiter);

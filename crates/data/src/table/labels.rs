@@ -16,7 +16,7 @@ pub(super) struct ReadLabels {
     pub(super) targets: Vec<f32>,
     /// The words of classes, in the order in which they occur.
     pub(super) distinct: Vec<Distinct<FieldPlace>>,
-    known: HashMap<String, u32>,
+    known: HashMap<String, u32, foldhash::fast::RandomState>,
     fields: Vec<usize>,
     /// `None`: labels are not kept.
     kind: Option<LabelKind>,
@@ -39,7 +39,7 @@ impl ReadLabels {
             labels: Vec::new(),
             targets: Vec::new(),
             distinct: Vec::new(),
-            known: HashMap::new(),
+            known: HashMap::default(),
             fields: fields.to_vec(),
             kind,
             choice,
@@ -53,7 +53,7 @@ impl ReadLabels {
             labels: Vec::new(),
             targets: Vec::new(),
             distinct: Vec::new(),
-            known: HashMap::new(),
+            known: HashMap::default(),
             fields: self.fields.clone(),
             choice: self.choice.clone(),
             name: self.name.clone(),

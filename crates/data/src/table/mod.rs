@@ -33,6 +33,8 @@ mod texts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use polyreme_kernels::Isa;
+
 use crate::classes::{self, Distinct};
 use crate::dataset::{Dataset, Fetched, Label, Scratch, Values};
 use crate::error::DataError;
@@ -49,7 +51,7 @@ pub use listed::{FileColumn, ListedFile};
 pub use opening::{OpenedTable, TableFile, learn};
 use parts::SameColumns;
 pub use schema::TableSchema;
-use stored::{Indexed, StoredRows};
+use stored::{ChunkIndex, Indexed, RowIndex, StoredRows};
 pub use survey::{ColumnSurvey, ColumnType};
 use text::{FieldPlace, Heading, Row, Text};
 pub use texts::{LENGTH, TextChoice, TextColumns, WordPlace, choose_times};
@@ -86,6 +88,8 @@ pub struct TableOptions {
     pub stored: bool,
     /// Where its files are.
     pub places: Files,
+    /// The instructions that fields are found with.
+    pub isa: Isa,
 }
 
 impl Default for TableOptions {
@@ -104,6 +108,7 @@ impl Default for TableOptions {
             files: None,
             stored: false,
             places: Files::default(),
+            isa: Isa::detect(),
         }
     }
 }
@@ -185,14 +190,19 @@ impl Table {
         let text = Text::open(path, options)?;
         let heading = text.heading()?;
         let labels = labels_of(&text, &heading, options)?;
-        Table::read_labelled(text, heading, &labels)
+        Table::read_labelled(text, heading, &labels, None)
     }
 
-    /// Reads a table with labels in these fields.
-    fn read_labelled(text: Text, heading: Heading, labels: &[usize]) -> Result<Table, Unread> {
+    /// Reads a table with labels in these fields; its rows may have been `seen` while its columns were learnt.
+    fn read_labelled(
+        text: Text,
+        heading: Heading,
+        labels: &[usize],
+        seen: Option<RowIndex>,
+    ) -> Result<Table, Unread> {
         // Tokens of texts are kept in memory.
         match text.is_stored() && text.texts().is_none() {
-            true => Table::index(text, heading, labels, Chunks::default()),
+            true => Table::index(text, heading, labels, seen, Chunks::default()),
             false => Table::read(&text, &heading, labels, true),
         }
     }
@@ -412,18 +422,24 @@ impl Table {
     }
 
     /// Goes through a table whose rows stay in their file.
-    fn index(text: Text, heading: Heading, fields: &[usize], chunks: Chunks) -> Result<Table, Unread> {
+    fn index(
+        text: Text,
+        heading: Heading,
+        fields: &[usize],
+        seen: Option<RowIndex>,
+        chunks: Chunks,
+    ) -> Result<Table, Unread> {
         if text.format() == TableFormat::Parquet || text.is_array() {
             let why = "rows of Parquet and of an array of JSON are read into memory; leave `data.in_memory` out, or write JSON lines or CSV";
             return Err(text.error(0, 0, why).into());
         }
-        let (kind, schema) = (text.kind(), text.schema().cloned());
+        let schema = text.schema().cloned();
         let name = |field: &usize| heading.name(*field).map(String::from);
         let names: Vec<Option<String>> = (0..heading.width).map(|field| name(&field)).collect();
         let label_names = fields.iter().filter_map(name).collect();
-        let plain = ReadLabels::new(&heading, fields, Some(kind), schema.as_ref().map(|s| s.choice()));
+        let plain = labels_to_keep(&text, &heading, fields, schema.as_ref().map(|s| s.choice()));
         let Indexed { rows, labels, features, numbers } =
-            StoredRows::index(text, heading, fields, || plain.again(), chunks)?;
+            StoredRows::index(text, heading, fields, plain, seen, chunks)?;
         let features_names = match &schema {
             Some(schema) if schema.unnamed.is_none() => schema.names(),
             Some(_) => Vec::new(),
@@ -510,6 +526,16 @@ fn labels_of(text: &Text, heading: &Heading, options: &TableOptions) -> Result<V
     Ok(labels)
 }
 
+/// Labels of a table whose rows stay in their file, before any row.
+fn labels_to_keep(
+    text: &Text,
+    heading: &Heading,
+    fields: &[usize],
+    choice: Option<ColumnChoice>,
+) -> ReadLabels {
+    ReadLabels::new(heading, fields, Some(text.kind()), choice)
+}
+
 /// Looks at all columns of tables, labels as well. Columns are those of the first.
 pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSurvey>, DataError> {
     let (mut surveys, mut same) = (Vec::<ColumnSurvey>::new(), SameColumns::default());
@@ -526,19 +552,21 @@ pub fn survey(paths: &[PathBuf], options: &TableOptions) -> Result<Vec<ColumnSur
             }
             false => places(&surveys, &names).map_err(|why| text.error(0, 0, &why))?,
         };
-        look(&text, &heading, &fields, &mut surveys, Chunks::default())?;
+        look(&text, &heading, &fields, &mut surveys, None, Chunks::default())?;
     }
     Ok(surveys)
 }
 
-/// Looks at all rows of a file, in chunks on all cores.
+/// Looks at all rows of a file, in chunks on all cores. With an empty `index` that is filled meanwhile, and given back unless a label is
+/// wrong or a number is none for f32: whoever reads the rows then says which.
 fn look(
     text: &Text,
     heading: &Heading,
     fields: &[usize],
     surveys: &mut [ColumnSurvey],
+    mut index: Option<RowIndex>,
     chunks: Chunks,
-) -> Result<(), DataError> {
+) -> Result<Option<RowIndex>, DataError> {
     let before = surveys.first().map_or(0, |survey| survey.rows);
     let add = |surveys: &mut [ColumnSurvey], row: &Row| {
         let pairs = surveys.iter_mut().zip(fields);
@@ -546,20 +574,29 @@ fn look(
         Ok(())
     };
     if text.format() == TableFormat::Parquet || text.is_array() {
-        return text.rows(heading, |row| add(surveys, row));
+        return text.rows(heading, |row| add(surveys, row)).map(|()| None);
     }
     let empty: Vec<ColumnSurvey> = surveys.iter().map(ColumnSurvey::again).collect();
+    let empty_index = index.as_ref().map(RowIndex::chunk);
     let work = |chunk| {
-        let mut surveys = empty.clone();
-        text.rows_of(heading, chunk, |row| add(&mut surveys, row)).map(|()| surveys)
+        let (mut surveys, mut index) = (empty.clone(), empty_index.as_ref().map(ChunkIndex::again));
+        text.rows_of(heading, chunk, |row| {
+            index = index.take().and_then(|mut index| index.row(row).is_ok().then_some(index));
+            add(&mut surveys, row)
+        })?;
+        Ok((surveys, index))
     };
-    text.in_chunks(heading, chunks, work, |more| {
+    text.in_chunks(heading, chunks, work, |(more, of_chunk)| {
+        index = index
+            .take()
+            .zip(of_chunk)
+            .and_then(|(mut index, more)| index.append(more).is_ok().then_some(index));
         surveys.iter_mut().zip(more).for_each(|(survey, more)| survey.append(more));
         Ok(())
     })?;
     match surveys.first() {
         Some(survey) if survey.rows == before => Err(text.no_rows()),
-        _ => Ok(()),
+        _ => Ok(index.filter(|_| surveys.iter().all(ColumnSurvey::fits_f32))),
     }
 }
 

@@ -20,13 +20,23 @@ const DIGITS_MAX: usize = 19;
 pub(super) fn single(field: &[u8]) -> Option<f32> {
     match simple(field) {
         Some(number) if number.to_bits() & BEYOND_F32 != MIDDLE => Some(number as f32),
+        _ if is_word(field) => None,
         _ => str::from_utf8(field).ok()?.parse().ok(),
     }
 }
 
 /// A field as an f64, if it is a number; it may be infinite or NaN.
 pub(super) fn double(field: &[u8]) -> Option<f64> {
-    simple(field).or_else(|| str::from_utf8(field).ok()?.parse().ok())
+    match simple(field) {
+        Some(number) => Some(number),
+        None if is_word(field) => None,
+        None => str::from_utf8(field).ok()?.parse().ok(),
+    }
+}
+
+/// Whether a field cannot be a number by how it begins: numbers begin with a digit, a sign or a point, or are spelt `inf` or `nan`.
+fn is_word(field: &[u8]) -> bool {
+    !matches!(field.first(), Some(b'0'..=b'9' | b'-' | b'+' | b'.' | b'i' | b'I' | b'n' | b'N'))
 }
 
 /// The number, if it is simple enough.
@@ -131,6 +141,11 @@ mod tests {
             "00012",
             "1e0000001",
             "½",
+            "word",
+            "infinite",
+            "Nan",
+            "+inf",
+            "2024-03-31",
         ];
         near_middle.iter().chain(&odd).for_each(|text| check(text));
     }

@@ -17,9 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::chunks::Chunks;
 use super::parts::SameColumns;
+use super::stored::RowIndex;
 use super::text::{FieldPlace, Text};
 use super::{
-    ColumnChoice, ColumnSurvey, Columns, Table, TableOptions, TableSchema, Unread, labels_of, look, places,
+    ColumnChoice, ColumnSurvey, Columns, Table, TableOptions, TableSchema, Unread, labels_of, labels_to_keep,
+    look, places,
 };
 use crate::classes::{self, Distinct};
 use crate::error::DataError;
@@ -90,7 +92,7 @@ impl Table {
         let chosen = options.texts.is_none() && options.choice != ColumnChoice::default();
         let mut opened = match options.schema.is_none() && chosen {
             true => learn_and_read(files, options, members)?,
-            false => match read_files(files, options, members) {
+            false => match read_files(files, options, Vec::new(), members) {
                 Ok(opened) => opened,
                 // A table of a model that was trained on numbers is numbers.
                 Err(Unread::NotNumbers(_)) if options.columns.is_empty() && options.schema.is_none() => {
@@ -118,7 +120,8 @@ impl Table {
 
 /// Learns as what the columns of tables are read, from all of them together. Columns are those of the first.
 pub fn learn(paths: &[PathBuf], options: &TableOptions) -> Result<TableSchema, DataError> {
-    learn_together(&all_here(paths), options, &mut Alone)
+    // Whoever learns columns alone reads no rows by them.
+    Ok(learn_together(&all_here(paths), &TableOptions { stored: false, ..options.clone() }, &mut Alone)?.0)
 }
 
 fn all_here(paths: &[PathBuf]) -> Vec<TableFile> {
@@ -130,10 +133,11 @@ fn here(files: &[TableFile]) -> Vec<PathBuf> {
     files.iter().filter_map(|file| file.path.clone()).collect()
 }
 
-/// Reads tables whose labels are not mapped to classes yet. Collective.
+/// Reads tables whose labels are not mapped to classes yet. Rows of some may have been `seen` already. Collective.
 fn read_files(
     files: &[TableFile],
     options: &TableOptions,
+    mut seen: Vec<Option<RowIndex>>,
     members: &mut dyn Members,
 ) -> Result<OpenedTable, Unread> {
     let (mut first, mut tables) = (FirstFile::default(), Vec::with_capacity(files.len()));
@@ -142,7 +146,8 @@ fn read_files(
         options.places.soon(&here(&files[k..]));
         let mut table = None;
         if let (Some(path), None) = (&file.path, &fault) {
-            match read_file(path, options, &mut first) {
+            let seen = seen.get_mut(k).and_then(Option::take);
+            match read_file(path, options, &mut first, seen) {
                 Ok(read) => table = Some(read),
                 Err(unread) => fault = Some((k, unread)),
             }
@@ -176,14 +181,19 @@ fn read_files(
     }
 }
 
-fn read_file(path: &Path, options: &TableOptions, first: &mut FirstFile) -> Result<Table, Unread> {
+fn read_file(
+    path: &Path,
+    options: &TableOptions,
+    first: &mut FirstFile,
+    seen: Option<RowIndex>,
+) -> Result<Table, Unread> {
     let columns = if options.columns.is_empty() { first.columns.clone() } else { options.columns.clone() };
     let options = TableOptions { columns, ..options.clone() };
     let text = Text::open(path, &options)?;
     let heading = text.heading()?;
     first.same.check(&text, &heading)?;
     let labels = labels_of(&text, &heading, &options)?;
-    Table::read_labelled(text, heading, &labels)
+    Table::read_labelled(text, heading, &labels, seen)
 }
 
 /// The same where it is learnt first as what columns are read, from all of them. Collective.
@@ -192,33 +202,34 @@ fn learn_and_read(
     options: &TableOptions,
     members: &mut dyn Members,
 ) -> Result<OpenedTable, DataError> {
-    let schema = Some(Arc::new(learn_together(files, options, members)?));
-    Ok(read_files(files, &TableOptions { schema, ..options.clone() }, members)?)
+    let (schema, rows) = learn_together(files, options, members)?;
+    Ok(read_files(files, &TableOptions { schema: Some(Arc::new(schema)), ..options.clone() }, rows, members)?)
 }
 
-/// Learns as what columns are read. Collective.
+/// Learns as what columns are read. Where rows are to stay in their files, gives their labels and places as well, for the files that were read here:
+/// a file that is larger than memory is gone through once. Collective.
 fn learn_together(
     files: &[TableFile],
     options: &TableOptions,
     members: &mut dyn Members,
-) -> Result<TableSchema, DataError> {
-    let mut seen = SeenColumns::default();
+) -> Result<(TableSchema, Vec<Option<RowIndex>>), DataError> {
+    let (mut seen, mut rows) = (SeenColumns::default(), Vec::new());
     for (k, file) in files.iter().enumerate() {
         options.places.soon(&here(&files[k..]));
-        if let Some(path) = file.path.as_ref().filter(|_| file.teller == members.rank()) {
-            seen.look_at(path, options)?;
-        }
+        let path = file.path.as_ref().filter(|_| file.teller == members.rank());
+        rows.push(path.map(|path| seen.look_at(path, options)).transpose()?.flatten());
         // Handed on where another one goes on, and at the end.
         if files.get(k + 1).is_none_or(|next| next.teller != file.teller) {
             share(members, file.teller, &mut seen)?;
         }
     }
-    Ok(TableSchema { unnamed: seen.unnamed, ..TableSchema::learn(&seen.surveys, &options.choice)? })
+    let schema = TableSchema { unnamed: seen.unnamed, ..TableSchema::learn(&seen.surveys, &options.choice)? };
+    Ok((schema, rows))
 }
 
 impl SeenColumns {
     /// Looks at all rows of the next file.
-    fn look_at(&mut self, path: &Path, options: &TableOptions) -> Result<(), DataError> {
+    fn look_at(&mut self, path: &Path, options: &TableOptions) -> Result<Option<RowIndex>, DataError> {
         let text = Text::open(path, &self.same.options(options))?;
         let heading = text.heading()?;
         self.same.check(&text, &heading)?;
@@ -235,7 +246,10 @@ impl SeenColumns {
                 |&field: &usize| ColumnSurvey::new(&names[field], options.choice.is_category(&names[field]));
             self.surveys = fields.iter().map(survey).collect();
         }
-        look(&text, &heading, &fields, &mut self.surveys, Chunks::default())
+        let keep =
+            || RowIndex::new(labels_to_keep(&text, &heading, &labels, Some(options.choice.only_blanks())));
+        let index = options.stored.then(keep);
+        look(&text, &heading, &fields, &mut self.surveys, index, Chunks::default())
     }
 }
 

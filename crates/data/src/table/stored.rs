@@ -55,14 +55,67 @@ enum StoredFeatures {
     Encoded(RowEncoder),
 }
 
-/// What is made of a chunk.
-struct ReadChunk {
+/// Labels and places of rows.
+pub(super) struct RowIndex {
+    labels: ReadLabels,
+    /// Where every [`EVERY`]th row starts.
+    starts: Vec<u64>,
+    rows: usize,
+}
+
+/// Labels and places of the rows of a chunk.
+pub(super) struct ChunkIndex {
     labels: ReadLabels,
     /// Where each row starts.
     starts: Vec<u64>,
+}
+
+/// What is made of a chunk.
+struct ReadChunk {
+    index: ChunkIndex,
     counts: Vec<WordCounts>,
     /// For each number of a row whether it counts the rows; of the first chunk alone.
     counting: Option<Vec<bool>>,
+}
+
+impl RowIndex {
+    /// Of no rows, whose labels are to be read as those of `labels`.
+    pub(super) fn new(labels: ReadLabels) -> RowIndex {
+        RowIndex { labels, starts: Vec::new(), rows: 0 }
+    }
+
+    /// Of a chunk, before any of its rows.
+    pub(super) fn chunk(&self) -> ChunkIndex {
+        ChunkIndex::new(&self.labels)
+    }
+
+    /// Adds the rows that follow.
+    pub(super) fn append(&mut self, chunk: ChunkIndex) -> Result<(), DataError> {
+        self.labels.append(chunk.labels)?;
+        let skip = (EVERY - self.rows % EVERY) % EVERY;
+        self.starts.extend(chunk.starts.iter().skip(skip).step_by(EVERY));
+        self.rows += chunk.starts.len();
+        Ok(())
+    }
+}
+
+impl ChunkIndex {
+    /// Of no rows, whose labels are to be read as those of `labels`.
+    fn new(labels: &ReadLabels) -> ChunkIndex {
+        ChunkIndex { labels: labels.again(), starts: Vec::new() }
+    }
+
+    /// The same of no rows.
+    pub(super) fn again(&self) -> ChunkIndex {
+        ChunkIndex::new(&self.labels)
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, row: &Row) -> Result<(), DataError> {
+        self.labels.row(row)?;
+        self.starts.push(row.start() as u64);
+        Ok(())
+    }
 }
 
 /// What was found in a file.
@@ -110,6 +163,7 @@ impl StoredRows {
 
     /// Reads the features of a row.
     pub(super) fn read(&self, idx: usize, fields: &mut Fields, to: &mut Vec<f32>) -> Result<(), DataError> {
+        fields.begin_text();
         self.with_text(|text| {
             let mut at = self.starts[idx / EVERY] as usize;
             let gone = || text.error(text.bytes().len(), 0, "rows are gone since the file was opened");
@@ -122,12 +176,13 @@ impl StoredRows {
         })
     }
 
-    /// Goes through a file whose `labels` are to be read so.
+    /// Goes through a file whose `labels` are to be read so; not again if that was done while its columns were learnt (`seen`).
     pub(super) fn index(
         text: Text,
         heading: Heading,
         fields: &[usize],
-        labels: impl Fn() -> ReadLabels + Sync,
+        labels: ReadLabels,
+        seen: Option<RowIndex>,
         chunks: Chunks,
     ) -> Result<Indexed, Unread> {
         let schema = text.schema().cloned();
@@ -143,18 +198,43 @@ impl StoredRows {
                 (StoredFeatures::Encoded(RowEncoder::new(schema, &places)), schema.features(), Vec::new())
             }
         };
-        let mut all = labels();
-        let (mut starts, mut rows, mut counts, mut like_ids) = (Vec::new(), 0, reader.counts(), Vec::new());
+        let (index, like_ids) = match seen {
+            Some(index) => (index, Vec::new()),
+            None => reader.look(&text, &heading, labels, numbers.len(), chunks)?,
+        };
+        let RowIndex { labels, mut starts, rows } = index;
+        if rows == 0 {
+            return Err(text.no_rows().into());
+        }
+        starts.shrink_to_fit();
+        text.bytes().read_at_random();
+        let text = if text.is_far() { StoredText::Far(text.close()) } else { StoredText::Here(text) };
+        let rows = StoredRows { text, heading, reader, starts, rows, like_ids };
+        Ok(Indexed { rows, labels, features, numbers })
+    }
+}
+
+impl StoredFeatures {
+    /// Reads all rows as they will be read again. Gives which of the `width` numbers of a row count the rows, too.
+    fn look(
+        &self,
+        text: &Text,
+        heading: &Heading,
+        labels: ReadLabels,
+        width: usize,
+        chunks: Chunks,
+    ) -> Result<(RowIndex, Vec<usize>), Unread> {
+        let (mut all, mut counts, mut like_ids) = (RowIndex::new(labels), self.counts(), Vec::new());
+        let empty = all.chunk();
         // An error that says that a column is not numbers goes through `in_chunks` as it is.
         let not_numbers = std::sync::Mutex::new(None::<(usize, usize)>);
         let work = |chunk: super::chunks::RowChunk| {
-            let mut made =
-                ReadChunk { labels: labels(), starts: Vec::new(), counts: reader.counts(), counting: None };
+            let mut made = ReadChunk { index: empty.again(), counts: self.counts(), counting: None };
             let (mut values, mut before) = (Vec::new(), Vec::new());
-            let mut counting = (chunk.number == 0 && schema.is_none()).then(|| vec![true; numbers.len()]);
-            text.rows_of(&heading, chunk, |row| {
+            let mut counting = (chunk.number == 0).then(|| vec![true; width]);
+            text.rows_of(heading, chunk, |row| {
                 values.clear();
-                reader.row(row, &mut values, Some(&mut made.counts)).map_err(|unread| {
+                self.row(row, &mut values, Some(&mut made.counts)).map_err(|unread| {
                     if let Unread::NotNumbers(_) = unread {
                         let mut found = not_numbers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
                         let here = (chunk.number, row.start());
@@ -162,8 +242,7 @@ impl StoredRows {
                     }
                     DataError::from(unread)
                 })?;
-                made.labels.row(row)?;
-                made.starts.push(row.start() as u64);
+                made.index.row(row)?;
                 if let Some(counting) = &mut counting {
                     let steps = values.iter().zip(&before).zip(counting.iter_mut());
                     steps.for_each(|((now, before), counts)| *counts &= *now == *before + 1.0);
@@ -171,17 +250,13 @@ impl StoredRows {
                 }
                 Ok(())
             })?;
-            made.counting = counting.filter(|_| made.starts.len() >= ROWS_OF_IDS);
+            made.counting = counting.filter(|_| made.index.starts.len() >= ROWS_OF_IDS);
             Ok(made)
         };
         let mut merged = 0;
-        let outcome = text.in_chunks(&heading, chunks, work, |made: ReadChunk| {
+        let outcome = text.in_chunks(heading, chunks, work, |made: ReadChunk| {
             merged += 1;
-            all.append(made.labels)?;
-            // The rows of a chunk follow those before it.
-            let skip = (EVERY - rows % EVERY) % EVERY;
-            starts.extend(made.starts.iter().skip(skip).step_by(EVERY));
-            rows += made.starts.len();
+            all.append(made.index)?;
             counts.iter_mut().zip(&made.counts).for_each(|(all, more)| all.add(more));
             if let Some(counting) = made.counting {
                 like_ids = (0..counting.len()).filter(|column| counting[*column]).collect();
@@ -196,21 +271,12 @@ impl StoredRows {
                 _ => Unread::Wrong(error),
             });
         }
-        if rows == 0 {
-            return Err(text.no_rows().into());
-        }
-        if let StoredFeatures::Encoded(encoder) = &reader {
+        if let StoredFeatures::Encoded(encoder) = self {
             encoder.finish(&counts).map_err(|why| text.error(0, 0, &why))?;
         }
-        starts.shrink_to_fit();
-        text.bytes().read_at_random();
-        let text = if text.is_far() { StoredText::Far(text.close()) } else { StoredText::Here(text) };
-        let rows = StoredRows { text, heading, reader, starts, rows, like_ids };
-        Ok(Indexed { rows, labels: all, features, numbers })
+        Ok((all, like_ids))
     }
-}
 
-impl StoredFeatures {
     /// Adds what a row becomes to `values`.
     fn row(
         &self,

@@ -44,8 +44,9 @@ fn check(name: &str, text: &str, options: &TableOptions) -> Result<String, Strin
         let text = Text::open(&path, &by).unwrap();
         let heading = text.heading().unwrap();
         let labels = labels_of(&text, &heading, &by).unwrap();
-        let indexed =
-            Table::index(text, heading, &labels, Chunks { bytes, threads }).map_err(DataError::from).unwrap();
+        let indexed = Table::index(text, heading, &labels, None, Chunks { bytes, threads })
+            .map_err(DataError::from)
+            .unwrap();
         let indexed = indexed.with_target(&known.spec.target);
         assert!(indexed.as_ref().is_ok_and(Table::is_stored));
         assert_eq!(content(indexed), memory, "{bytes} {threads}");
@@ -137,7 +138,7 @@ fn surveys_of_chunks_are_those_of_the_file() {
         let text = Text::open(&path, &TableOptions::default()).unwrap();
         let heading = text.heading().unwrap();
         let mut surveys: Vec<_> = heading.names.iter().map(|name| ColumnSurvey::new(name, true)).collect();
-        look(&text, &heading, &[0, 1, 2, 3, 4], &mut surveys, chunks).unwrap();
+        look(&text, &heading, &[0, 1, 2, 3, 4], &mut surveys, None, chunks).unwrap();
         surveys
     };
     let whole = surveyed(Chunks { bytes: 1 << 20, threads: 1 });

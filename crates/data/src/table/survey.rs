@@ -66,14 +66,16 @@ pub struct ColumnSurvey {
     last: f64,
     /// Mean, least and largest value of each part of the dates.
     parts: Vec<PartSums>,
-    /// How often each value occurs.
+    /// How often each value occurs, and what it is.
     #[serde(with = "counted")]
-    distinct: HashMap<Box<[u8]>, usize>,
+    distinct: Words,
     /// Whether there are more than were counted.
     more: bool,
     /// Bytes of words: the least, the most, and of all together.
     word_bytes: Option<(usize, usize, usize)>,
     counts_numbers: bool,
+    /// Whether a number is infinite.
+    infinite: bool,
     /// The first field that is not blank and no number, and the first that is no date. Most columns have none, and a table may
     /// have very many columns.
     not_number: Option<Box<(FieldPlace, String)>>,
@@ -88,6 +90,35 @@ struct PartSums {
     sum: f64,
     least: f64,
     most: f64,
+}
+
+/// Values, each with what is known of it.
+type Words = HashMap<Box<[u8]>, KnownWord, foldhash::fast::RandomState>;
+
+/// A value that occurs again and again: what it is is found once.
+#[derive(Clone, Copy, Debug)]
+struct KnownWord {
+    /// Rows that have it.
+    rows: usize,
+    is: WordKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WordKind {
+    Number(f64),
+    /// As [`Moment::order`] gives it, which is smaller.
+    Date(i64),
+    Boolean,
+    Other,
+}
+
+impl WordKind {
+    fn of(text: &[u8]) -> WordKind {
+        let number = || number::double(text).filter(|x| !x.is_nan()).map(WordKind::Number);
+        let date = || Moment::read(text).map(|moment| WordKind::Date(moment.order()));
+        let yes_or_no = || boolean(text).map(|_| WordKind::Boolean);
+        number().or_else(date).or_else(yes_or_no).unwrap_or(WordKind::Other)
+    }
 }
 
 /// JSON has no NaN, which stands for a number that there is not.
@@ -105,21 +136,21 @@ mod maybe_nan {
 
 /// Keys of JSON are texts, and values of a column need not be.
 mod counted {
-    use std::collections::HashMap;
-
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(
-        values: &HashMap<Box<[u8]>, usize>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        to.collect_seq(values)
+    use super::{KnownWord, WordKind, Words};
+
+    pub(super) fn serialize<S: Serializer>(values: &Words, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(values.iter().map(|(value, known)| (value, known.rows)))
     }
 
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(
-        from: D,
-    ) -> Result<HashMap<Box<[u8]>, usize>, D::Error> {
-        Ok(Vec::<(Box<[u8]>, usize)>::deserialize(from)?.into_iter().collect())
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Words, D::Error> {
+        let values = Vec::<(Box<[u8]>, usize)>::deserialize(from)?.into_iter();
+        let known = |(value, rows): (Box<[u8]>, usize)| {
+            let is = WordKind::of(&value);
+            (value, KnownWord { rows, is })
+        };
+        Ok(values.map(known).collect())
     }
 }
 
@@ -139,10 +170,11 @@ impl ColumnSurvey {
             first: f64::NAN,
             last: f64::NAN,
             parts: Vec::new(),
-            distinct: HashMap::new(),
+            distinct: Words::default(),
             more: false,
             word_bytes: None,
             counts_numbers,
+            infinite: false,
             not_number: None,
             not_date: None,
             sample: Vec::new(),
@@ -163,42 +195,51 @@ impl ColumnSurvey {
             self.blanks += 1;
             return;
         }
-        let number = number::double(text);
-        if let Some(number) = number.filter(|x| !x.is_nan()) {
-            self.add_number(number);
-            if !self.counts_numbers {
-                return;
-            }
-        } else {
-            let first = |known: &mut Option<Box<(FieldPlace, String)>>| {
-                known.get_or_insert_with(|| {
-                    let start = String::from_utf8_lossy(text).chars().take(40).collect();
-                    Box::new((row.place_of(field), start))
-                });
-            };
-            let (least, most, all) = self.word_bytes.unwrap_or((usize::MAX, 0, 0));
-            self.word_bytes = Some((least.min(text.len()), most.max(text.len()), all + text.len()));
-            first(&mut self.not_number);
-            match Moment::read(text) {
-                Some(moment) => self.add_date(moment),
-                None => first(&mut self.not_date),
-            }
-            self.booleans += usize::from(boolean(text).is_some());
+        // Numbers seldom occur again, words do.
+        if !self.counts_numbers
+            && let Some(number) = number::double(text).filter(|x| !x.is_nan())
+        {
+            return self.add_number(number);
         }
-        let full = self.distinct.len() == DISTINCT_MAX;
-        match self.distinct.get_mut(text) {
-            Some(n) => *n += 1,
-            None if full => self.more = true,
+        let is = match self.distinct.get_mut(text) {
+            Some(known) => {
+                known.rows += 1;
+                known.is
+            }
             None => {
-                self.distinct.insert(text.into(), 1);
+                let is = WordKind::of(text);
+                if self.distinct.len() == DISTINCT_MAX {
+                    self.more = true;
+                } else {
+                    self.distinct.insert(text.into(), KnownWord { rows: 1, is });
+                }
+                is
             }
+        };
+        if let WordKind::Number(number) = is {
+            return self.add_number(number);
         }
+        let first = |known: &mut Option<Box<(FieldPlace, String)>>| {
+            known.get_or_insert_with(|| {
+                let start = String::from_utf8_lossy(text).chars().take(40).collect();
+                Box::new((row.place_of(field), start))
+            });
+        };
+        let (least, most, all) = self.word_bytes.unwrap_or((usize::MAX, 0, 0));
+        self.word_bytes = Some((least.min(text.len()), most.max(text.len()), all + text.len()));
+        first(&mut self.not_number);
+        match is {
+            WordKind::Date(order) => self.add_date(Moment::at(order)),
+            WordKind::Number(_) | WordKind::Boolean | WordKind::Other => first(&mut self.not_date),
+        }
+        self.booleans += usize::from(matches!(is, WordKind::Boolean));
     }
 
     fn add_number(&mut self, number: f64) {
         self.numbers += 1;
         // That an infinite one is no number to learn from is said where the row is read.
         if number.is_infinite() {
+            self.infinite = true;
             return;
         }
         self.mean += (number - self.mean) / self.numbers as f64;
@@ -224,7 +265,8 @@ impl ColumnSurvey {
     fn widen(&mut self, value: f64) {
         let (least, most) = self.range.unwrap_or((value, value));
         self.range = Some((least.min(value), most.max(value)));
-        if (self.numbers + self.dates).is_multiple_of(self.stride) {
+        // The stride is a power of two.
+        if (self.numbers + self.dates) & (self.stride - 1) == 0 {
             self.sample.push(value);
         }
         if self.sample.len() == SAMPLE {
@@ -247,6 +289,7 @@ impl ColumnSurvey {
         self.rows += next.rows;
         self.blanks += next.blanks;
         self.booleans += next.booleans;
+        self.infinite |= next.infinite;
         self.counts_up &=
             next.counts_up && (self.last.is_nan() || next.first.is_nan() || next.first == self.last + 1.0);
         self.first = if self.first.is_nan() { next.first } else { self.first };
@@ -271,14 +314,14 @@ impl ColumnSurvey {
         }
         // Sorted, so that which ones are counted does not depend on the order of a hash.
         let mut values: Vec<_> = next.distinct.into_iter().collect();
-        values.sort();
-        for (value, rows) in values {
+        values.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        for (value, known) in values {
             let full = self.distinct.len() == DISTINCT_MAX;
             match self.distinct.get_mut(&value) {
-                Some(n) => *n += rows,
+                Some(had) => had.rows += known.rows,
                 None if full => self.more = true,
                 None => {
-                    self.distinct.insert(value, rows);
+                    self.distinct.insert(value, known);
                 }
             }
         }
@@ -332,6 +375,13 @@ impl ColumnSurvey {
         self.present() >= ROWS_OF_IDS && (self.more || 2 * self.distinct.len() > self.present())
     }
 
+    /// Whether all of its numbers are finite as f32.
+    pub(super) fn fits_f32(&self) -> bool {
+        let most = f64::from(f32::MAX);
+        !self.infinite
+            && self.range.is_none_or(|(a, b)| (-most..=most).contains(&a) && (-most..=most).contains(&b))
+    }
+
     /// Whether numbers count the rows, as an id or an index does.
     pub fn counts_rows(&self) -> bool {
         self.kind() == ColumnType::Number && self.counts_up && self.rows >= ROWS_OF_IDS
@@ -345,7 +395,8 @@ impl ColumnSurvey {
     /// The values with how often they occur, the most frequent first.
     pub fn values(&self) -> Vec<(String, usize)> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let mut values: Vec<_> = self.distinct.iter().map(|(value, &n)| (text(value), n)).collect();
+        let mut values: Vec<_> =
+            self.distinct.iter().map(|(value, known)| (text(value), known.rows)).collect();
         values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         values
     }
@@ -384,7 +435,7 @@ impl ColumnSurvey {
     /// The share of yes among yes and no.
     pub(super) fn share_of_true(&self) -> f64 {
         let yes = self.distinct.iter().filter(|(word, _)| boolean(word) == Some(true));
-        yes.map(|(_, n)| n).sum::<usize>() as f64 / self.booleans.max(1) as f64
+        yes.map(|(_, known)| known.rows).sum::<usize>() as f64 / self.booleans.max(1) as f64
     }
 
     /// The parts of the dates that are not the same everywhere, with their means.

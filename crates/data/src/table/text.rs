@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::fields::{Fields, QuoteFault, closing_quote, unquoted_end};
+use super::fields::{Cut, Fields, QuoteFault, closing_quote, unquoted_end};
 use super::number;
 use super::{ColumnChoice, FileColumn, TableFormat, TableOptions, TableSchema, TextColumns};
 use crate::classes::LabelPlace;
@@ -276,7 +276,8 @@ impl Text {
 
     /// Reads the row of a CSV that starts at a byte; gives where to go on, `None` after the last.
     fn next_row(&self, at: usize, record: &mut Fields) -> Result<Option<usize>, DataError> {
-        record.read_csv(&self.bytes, at, self.options.delimiter).map_err(|fault| self.quote_error(fault))
+        let cut = Cut { delimiter: self.options.delimiter, isa: self.options.isa };
+        record.read_csv(&self.bytes, at, cut).map_err(|fault| self.quote_error(fault))
     }
 
     /// Where the rows under the heading begin.
@@ -580,7 +581,10 @@ impl<'a> Row<'a> {
             None if self.field(field).is_empty() => {
                 Err(self.wrong(field, "is empty; fill it, or leave out the row"))
             }
-            None => Err(self.wrong(field, "is not a number")),
+            None => Err(self.wrong(
+                field,
+                "is not a number, as those of this column are; repair it, or leave out the row",
+            )),
         }
     }
 
