@@ -69,16 +69,21 @@ impl Job {
             {
                 *tokenizer = Some(tokens.clone());
             }
+            if let Source::Text { tokenizer: Some(named), .. } = &self.data.source {
+                check_tokens(named, &tokens)?;
+            }
             if let Source::Table { choice, .. } = &mut self.data.source
                 && !choice.text.columns.is_empty()
-                && choice.text.tokenizer.is_none()
             {
-                if !tokens.is_file() {
-                    let hint = "the model's tokens are those of its tokenizer; write it, in Python: \
-                                `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`, or name one with `data.tokenizer`";
-                    return Err(CheckpointError::missing(&tokens, hint));
+                match &choice.text.tokenizer {
+                    Some(named) => check_tokens(named, &tokens)?,
+                    None if !tokens.is_file() => {
+                        let hint = "the model's tokens are those of its tokenizer; write it, in Python: \
+                                    `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`, or name one with `data.tokenizer`";
+                        return Err(CheckpointError::missing(&tokens, hint));
+                    }
+                    None => choice.text.tokenizer = Some(tokens),
                 }
-                choice.text.tokenizer = Some(tokens);
             }
         }
         let model = &self.model;
@@ -91,6 +96,25 @@ impl Job {
             return Err(wrong(path, why));
         }
         Ok(())
+    }
+}
+
+/// Fails if a tokenizer gives tokens other ids than that of the model's folder, whose weights would mean other tokens then. What
+/// cannot be read is said where it is used.
+fn check_tokens(named: &Path, of_model: &Path) -> Result<(), CheckpointError> {
+    let ids = |path: &Path| {
+        let mut all: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        Some((all.get_mut("model")?.get_mut("vocab")?.take(), all.get_mut("added_tokens").map(Value::take)))
+    };
+    match ids(named).zip(ids(of_model)) {
+        Some((named_ids, model_ids)) if named_ids != model_ids => {
+            let why = format!(
+                "its tokens have other ids than those of {}, which the weights were trained with; leave `data.tokenizer` out, or                  begin without weights",
+                of_model.display()
+            );
+            Err(wrong(named, why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -289,4 +289,19 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
         save(&folder.join("model.safetensors"), &weights);
     };
     check("", &headless, &["head.weight", "model.head = \"new\""]);
+    // The tokenizer of another model has as many tokens, under other ids.
+    let here = tempfile::tempdir().unwrap();
+    let (folder, other) = (want.folder(here.path(), &filled(&want.params)), here.path().join("other.json"));
+    let tokens = want.tokenizer().to_string().replace("\"w1\":", "\"new\":");
+    let lines = want.pairs(&folder, "", "").replace("text = [", &format!("tokenizer = {other:?}\ntext = ["));
+    let prepare = |tokens: &str| {
+        fs::write(&other, tokens).unwrap();
+        Prepared::new(job(&lines), Given::default(), 1).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let said = prepare(&tokens).unwrap_err();
+    assert!(
+        ["other.json", "other ids", "leave `data.tokenizer` out"].iter().all(|part| said.contains(part)),
+        "{said}"
+    );
+    prepare(&want.tokenizer().to_string()).unwrap();
 }
