@@ -245,9 +245,11 @@ impl BenchJob {
         let arrives = |v: ValueId| body.arrives.iter().any(|link| link.value == v);
         let inputs = body.graph.inputs.iter().filter(|i| !arrives(i.value));
         let inputs: Vec<_> = inputs.map(|i| (i.name.as_str(), body.graph.value(i.value).dtype)).collect();
-        let ids = match self.spec.features {
-            Features::Ids { vocab, .. } => vocab,
-            _ => 0,
+        let ids = match &self.spec.features {
+            Features::Ids { vocab, .. } | Features::Texts { vocab, .. } => *vocab,
+            // Columns have tables of their own, and one id is made for all.
+            Features::Mixed { ids, .. } => ids.iter().copied().min().unwrap_or(1),
+            Features::Image { .. } | Features::Row { .. } => 1,
         };
         engine.fill_slots(|to| {
             for &(name, dtype) in &inputs {

@@ -19,12 +19,21 @@ pub struct LoadReport {
     pub samples: usize,
     /// Loader threads.
     pub threads: usize,
+    /// Seconds from the start of the process until the first epoch began: tables are read then.
+    pub opened_s: f64,
     /// Samples per second of each epoch: the first reads and decodes files, later ones may find them in memory.
     pub samples_per_s: Vec<f64>,
 }
 
-/// Loads `passes` epochs of the training set, shuffled, augmented and normalised as in training, and discards them.
-pub fn measure(prepared: &Prepared, threads: usize, passes: u64) -> Result<LoadReport, TrainError> {
+/// Loads `passes` epochs of the training set, shuffled, augmented and normalised as in training, and discards them. The process began at
+/// `start`.
+pub fn measure(
+    prepared: &Prepared,
+    threads: usize,
+    passes: u64,
+    start: Instant,
+) -> Result<LoadReport, TrainError> {
+    let opened_s = start.elapsed().as_secs_f64();
     let (job, set) = (&prepared.job, &prepared.sets.train);
     let options = LoaderOptions {
         batch_max: job.train.batch,
@@ -42,15 +51,15 @@ pub fn measure(prepared: &Prepared, threads: usize, passes: u64) -> Result<LoadR
         samples_per_s.push(n as f64 / began.elapsed().as_secs_f64());
     }
     let (job, kind) = (job.name.clone(), job.data.source.kind());
-    Ok(LoadReport { job, kind, samples: prepared.order(0).epoch_len(), threads, samples_per_s })
+    Ok(LoadReport { job, kind, samples: prepared.order(0).epoch_len(), threads, opened_s, samples_per_s })
 }
 
 impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(
             f,
-            "{}: {} samples from {}, {} loader threads",
-            self.job, self.samples, self.kind, self.threads
+            "{}: {} samples from {}, {} loader threads, {:.3} s until all was open",
+            self.job, self.samples, self.kind, self.threads, self.opened_s
         )?;
         for (pass, speed) in self.samples_per_s.iter().enumerate() {
             write!(f, "\n  epoch {}: {speed:.0} samples/s", pass + 1)?;

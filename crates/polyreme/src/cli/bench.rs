@@ -174,7 +174,7 @@ impl Bench {
             Bench::Load(args) => {
                 let job = super::train::read_job(app, Some(&args.job), &args.sets)?;
                 let prepared = Prepared::new(job, app.given(), process::cores())?;
-                print(&load::measure(&prepared, threads(args.threads), args.passes)?, args.json)
+                print(&load::measure(&prepared, threads(args.threads), args.passes, start)?, args.json)
             }
             Bench::Step(args) if args.ranks.any() || args.mesh.any() => bench_ranks(args, app),
             Bench::Step(args) => bench_step(args, app, start),
