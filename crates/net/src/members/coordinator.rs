@@ -56,6 +56,8 @@ pub(super) enum CoordinatorBug {
 struct Known {
     watched: bool,
     heard: Instant,
+    /// It is a rank of a generation that another coordinator formed, and has not come back yet: what is heard of it before is not for this one.
+    away: bool,
     leaves: bool,
     /// Whether it has trained as this member: what it held before that is of a run that may have gone on without it.
     trained: bool,
@@ -255,7 +257,8 @@ impl Coordinator {
         if matches!(event, MemberEvent::Exited | MemberEvent::Closed) && self.ranks.contains(&id) {
             self.accounted.insert(id);
         }
-        let Some(known) = self.members.get_mut(&id) else { return };
+        let is_end = matches!(event, MemberEvent::Exited | MemberEvent::Closed);
+        let Some(known) = self.members.get_mut(&id).filter(|known| is_end || !known.away) else { return };
         known.heard = now;
         match event {
             MemberEvent::Entered { .. } | MemberEvent::Returned(_) | MemberEvent::Beat { .. } => {
@@ -440,8 +443,8 @@ impl Coordinator {
 impl Known {
     /// Nothing was heard of it yet.
     fn waiting(now: Instant, generation: u64) -> Known {
-        let (watched, leaves, trained, step, stand) = (false, false, false, 0, Stand::Busy);
-        Known { watched, heard: now, leaves, trained, step, generation, stand }
+        let (watched, away, leaves, trained) = (false, false, false, false);
+        Known { watched, heard: now, away, leaves, trained, step: 0, generation, stand: Stand::Busy }
     }
 
     /// Whether it is in its generation, as far as is known.

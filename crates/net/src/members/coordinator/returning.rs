@@ -50,7 +50,8 @@ impl Coordinator {
             return decisions.push(Decision { action, why: Reason::TooLate });
         };
         let stand = if running { Stand::Running } else { Stand::Busy };
-        (known.heard, known.trained, known.generation, known.stand) = (now, trained, generation, stand);
+        (known.heard, known.away) = (now, false);
+        (known.trained, known.generation, known.stand) = (trained, generation, stand);
         #[cfg(test)]
         if self.bug == Some(super::CoordinatorBug::MixesGenerations) {
             known.generation = self.generation;
@@ -82,7 +83,8 @@ impl Coordinator {
         }
         for id in &ranks {
             // It counts as silent from now on, until it comes back.
-            self.members.entry(*id).or_insert_with(|| Known::waiting(now, generation));
+            let away = Known { away: true, ..Known::waiting(now, generation) };
+            self.members.entry(*id).or_insert(away);
         }
         (self.generation, self.ranks) = (generation, ranks);
         self.accounted.clear();

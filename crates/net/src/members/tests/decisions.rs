@@ -327,6 +327,20 @@ fn with_a_store_no_majority_is_asked_for() {
     }
 }
 
+/// A rank that was recorded and has not come back has not said which state it has: nothing else is heard of it until then.
+#[test]
+fn a_recorded_rank_counts_when_it_has_come_back() {
+    let mut story = Story::new(1, 3, 3);
+    story.coordinator = Coordinator::new(Rules { exclusive: true, ..RULES });
+    story.coordinator.goes_on(story.now, &Record { generation: 5, ranks: vec![1] });
+    story.breaks(1, 5, Some(8));
+    assert!(story.formed().is_none(), "it would begin anew");
+    let (ranks, tally) = (vec![1], TallySummary::default());
+    let returned = Returned { generation: 5, ranks, running: false, trained: true, tally };
+    story.on(1, MemberEvent::Returned(returned)).breaks(1, 5, Some(8));
+    assert_eq!(story.formed().expect("it goes on").1.held, [Some(8)]);
+}
+
 /// The coordinator was lost after it had recorded a generation and before it told its ranks of it: that one is never begun.
 #[test]
 fn a_recorded_generation_that_no_rank_was_told_of_is_not_begun() {
