@@ -37,6 +37,8 @@ pub struct ServerClient {
     session: u64,
     joined: bool,
     clock: u64,
+    /// Where its clock starts at the servers, as it was told with the last lease.
+    base: Option<u64>,
     block: u64,
     /// How many questions it has asked.
     asked: u64,
@@ -58,6 +60,7 @@ impl ServerClient {
             session: 0,
             joined: false,
             clock: 0,
+            base: None,
             block: 0,
             asked: 0,
             rooms: BTreeMap::new(),
@@ -76,7 +79,7 @@ impl ServerClient {
     pub fn join(&mut self) -> Result<(), Report> {
         if !self.joined {
             (self.session, self.clock, self.joined) = (self.session + 1, 0, true);
-            self.tell_all(kind::JOIN)?;
+            self.tell_all(kind::JOIN, self.base.unwrap_or(NO_BLOCK))?;
         }
         Ok(())
     }
@@ -84,8 +87,8 @@ impl ServerClient {
     /// Ends the session: no worker waits for this one any more.
     pub fn leave(&mut self) -> Result<(), Report> {
         if self.joined {
-            self.joined = false;
-            self.tell_all(kind::LEAVE)?;
+            (self.joined, self.base) = (false, None);
+            self.tell_all(kind::LEAVE, 0)?;
         }
         Ok(())
     }
@@ -219,7 +222,13 @@ impl ServerClient {
                     self.came.insert((from, kind, place), letter);
                 }
             }
-            kind::LEASE => self.told.push_back(LeaseAnswer::Block(place)),
+            kind::LEASE => {
+                let Ok(clock) = letter[..].try_into() else {
+                    return Err(failed(from, "it sent a lease without a clock".into()));
+                };
+                self.base = Some(u64::from_le_bytes(clock));
+                self.told.push_back(LeaseAnswer::Block(place));
+            }
             kind::REST => self.told.push_back(LeaseAnswer::Rest),
             kind::OVER => self.told.push_back(LeaseAnswer::Over { end: place }),
             kind::REFUSED => {
@@ -231,9 +240,9 @@ impl ServerClient {
         Ok(())
     }
 
-    fn tell_all(&mut self, kind: u16) -> Result<(), Report> {
+    fn tell_all(&mut self, kind: u16, place: u64) -> Result<(), Report> {
         for server in 0..self.servers {
-            let label = label(kind, self.session, self.clock, 0);
+            let label = label(kind, self.session, self.clock, place);
             self.post(server, Class::Data, label, Payload::from(Vec::new()))?;
         }
         Ok(())

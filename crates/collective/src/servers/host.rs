@@ -83,6 +83,7 @@ impl ServerHost {
             server: ParamServer::new(discipline, n_ranges, done),
             leases: leases.then(|| Leases::new(done)),
             written: BTreeMap::new(),
+            clock: 0,
         };
         let name = format!("server {}", mail.rank());
         let thread = thread::Builder::new().name(name).spawn(move || {
@@ -134,6 +135,8 @@ struct ServerDesk<S> {
     leases: Option<Leases>,
     /// By range: its weights as they were last sent.
     written: BTreeMap<usize, WrittenRange>,
+    /// Where the clock of a worker starts that joins now.
+    clock: u64,
 }
 
 /// The weights of a range as they travel.
@@ -167,7 +170,7 @@ impl<S: RangeStore> ServerDesk<S> {
     fn letter(&mut self, letter: Letter) -> Result<(), Report> {
         let ((from, clock), place) = (sender(&letter), letter.label.place);
         let event = match letter.label.kind {
-            kind::JOIN => ServerEvent::Join(from),
+            kind::JOIN => ServerEvent::Join { id: from, clock: (place != NO_BLOCK).then_some(place) },
             kind::LEAVE => ServerEvent::Leave(from),
             kind::PULL => ServerEvent::Pull { from, clock, range: place as usize },
             kind::PUSH => {
@@ -259,13 +262,18 @@ impl<S: RangeStore> ServerDesk<S> {
 
     fn lease(&mut self, event: LeaseEvent) -> Result<(), Report> {
         let Some(leases) = &mut self.leases else { return Ok(()) };
+        // While nobody has joined, workers may be on their way with a clock that they were told.
+        self.clock = self.server.slowest().unwrap_or(self.clock);
+        let clock = self.clock.to_le_bytes();
         for action in leases.step(Instant::now(), event) {
-            let (worker, kind, number, place) = match action {
-                LeaseAction::Lease { worker, number, block } => (worker, kind::LEASE, number, block),
-                LeaseAction::Rest { worker, number } => (worker, kind::REST, number, 0),
-                LeaseAction::Over { worker, number, end } => (worker, kind::OVER, number, end),
+            let (worker, kind, number, place, bytes) = match action {
+                LeaseAction::Lease { worker, number, block } => {
+                    (worker, kind::LEASE, number, block, clock.to_vec())
+                }
+                LeaseAction::Rest { worker, number } => (worker, kind::REST, number, 0, Vec::new()),
+                LeaseAction::Over { worker, number, end } => (worker, kind::OVER, number, end, Vec::new()),
             };
-            self.post(worker, Label { kind, ticket: number, place }, Vec::new())?;
+            self.post(worker, Label { kind, ticket: number, place }, bytes)?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ pub(super) mod kind {
 
 /// Bytes of a push before its gradients: the weight of its samples, and what its gradients are multiplied by.
 pub(super) const PUSH_HEAD: usize = 16;
-/// The place of an ask that reports no block.
+/// The place of an ask that reports no block, and of a worker that joins without a clock.
 pub(super) const NO_BLOCK: u64 = u64::MAX;
 /// More ranges than this have no number.
 const RANGE_BITS: u32 = 16;

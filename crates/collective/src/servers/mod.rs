@@ -12,7 +12,7 @@
 //!    pull state: place = range, which -->  what the optimizer keeps, when nothing is under way
 //!                                  <--   state: place = range, which [f32 ...]
 //!    ask: place = done block       -->     only server 0, which has the leases
-//!                                  <--   lease, rest, or over: place = block
+//!                                  <--   lease, rest, or over: place = block; with a lease, where the clock of whoever joins starts
 //! ```
 //!
 //! # Bytes

@@ -22,8 +22,10 @@
 //!   `s + 1`: the worker that is ahead has had its pull at clock `c` answered, and pushes once more;
 //! - [`Discipline::Free`]: at once.
 //!
-//! A worker that joins while others train starts at the clock of the slowest of them; one that leaves is not waited for. Each server
-//! has its own clocks, and never asks another one: servers need no common instant.
+//! A worker that joins while others train starts at the clock of the slowest of them, as the server beside the leases knows it; one that leaves is
+//! not waited for. Each server counts for itself and never asks another one, but a clock starts at the same number at all of them: otherwise one worker could be ahead
+//! at one server and behind at another, and two workers could wait for each other. Whoever went on before a server heard of the one that
+//! joined waits there until it has caught up.
 //!
 //! # Exactly once
 //! A block is numbered from the beginning of the run, so its number says its epoch too. Each range has the set of blocks that were

@@ -34,7 +34,12 @@ pub struct WorkerId {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServerEvent<G> {
     /// A worker begins a session: its clock counts.
-    Join(WorkerId),
+    Join {
+        /// Who.
+        id: WorkerId,
+        /// Where its clock starts, at all servers alike; none, for a worker that only pulls: at that of the slowest here.
+        clock: Option<u64>,
+    },
     /// It ends it.
     Leave(WorkerId),
     /// A gradient.
@@ -256,11 +261,16 @@ impl<G> ParamServer<G> {
         self.staleness
     }
 
+    /// The clock of the slowest worker that has joined.
+    pub fn slowest(&self) -> Option<u64> {
+        self.joined().map(|(_, w)| w.clock()).min()
+    }
+
     /// What a message leads to.
     pub fn step(&mut self, event: ServerEvent<G>) -> Vec<ServerAction<G>> {
         let mut actions = Vec::new();
         match event {
-            ServerEvent::Join(id) => self.join(id),
+            ServerEvent::Join { id, clock } => self.join(id, clock),
             ServerEvent::Leave(id) => self.leave(id),
             ServerEvent::Push { from, clock, block, range, gradient } => {
                 match self.push(from, clock, block, range) {
@@ -280,18 +290,18 @@ impl<G> ParamServer<G> {
         actions
     }
 
-    fn join(&mut self, id: WorkerId) {
+    fn join(&mut self, id: WorkerId, clock: Option<u64>) {
         let known = self.workers.get(&id.worker);
         if known.is_some_and(|w| w.session >= id.session) {
             return;
         }
-        let slowest = self.joined().map(|(_, w)| w.clock()).min().unwrap_or(0);
+        let base = clock.or(self.slowest()).unwrap_or(0);
         let n = self.ranges.len();
         let seen = known.map_or_else(|| self.ranges.iter().map(|r| r.version).collect(), |w| w.seen.clone());
         #[cfg(test)]
-        let slowest = if self.bug == Some(ServerBug::JoinsAtZero) { 0 } else { slowest };
+        let base = if self.bug == Some(ServerBug::JoinsAtZero) { 0 } else { base };
         let (pushed, answered) = (vec![0; n], vec![0; n]);
-        let worker = KnownWorker { session: id.session, joined: true, base: slowest, pushed, answered, seen };
+        let worker = KnownWorker { session: id.session, joined: true, base, pushed, answered, seen };
         self.workers.insert(id.worker, worker);
         self.forget(id.worker);
     }
@@ -302,7 +312,7 @@ impl<G> ParamServer<G> {
             return;
         }
         // Also of a worker that has not joined yet: its message may be on its way.
-        self.join(id);
+        self.join(id, None);
         if let Some(worker) = self.workers.get_mut(&id.worker).filter(|w| w.session == id.session) {
             worker.joined = false;
             self.forget(id.worker);

@@ -169,7 +169,6 @@ impl Run {
         let to_end =
             |observer: &dyn Observer| observer.stop_requested() || (speaks && observer.change_requested());
         let client = self.client();
-        client.join()?;
         if client.is_beside_leases() {
             client.open(segment, first..until, longest)?;
         }

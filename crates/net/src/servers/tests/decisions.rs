@@ -33,7 +33,7 @@ fn short(actions: Vec<SaidAction>) -> String {
 fn check(discipline: Discipline, rows: Vec<(SaidEvent, &str)>) {
     let mut server = ParamServer::new(discipline, 1, 0);
     for worker in 0..2 {
-        assert_eq!(short(server.step(ServerEvent::Join(id(worker)))), "");
+        assert_eq!(short(server.step(ServerEvent::Join { id: id(worker), clock: None })), "");
     }
     for (at, (event, want)) in rows.into_iter().enumerate() {
         assert_eq!(short(server.step(event)), want, "{discipline:?}, event {at}");
@@ -107,7 +107,7 @@ fn nothing_that_a_stranger_sends_changes_a_parameter() {
             (pull(7, 0), "!7: it has not joined, or has left"),
             (ServerEvent::Pull { from: id(0), clock: 0, range: 3 }, "!0: there is no range 3 at this server"),
             (push(0, 1, 0, "a"), "!0: its pull at clock 1 is not answered"),
-            (ServerEvent::Join(of(0, 2)), ""),
+            (ServerEvent::Join { id: of(0, 2), clock: None }, ""),
             (push(0, 0, 0, "a"), "!0: it has not joined, or has left"),
         ],
     );
@@ -122,7 +122,7 @@ fn who_leaves_is_not_waited_for() {
             (pull(0, 1), ""),
             (ServerEvent::Leave(id(1)), ">0v1"),
             // What was on its way when it left.
-            (ServerEvent::Join(id(1)), ""),
+            (ServerEvent::Join { id: id(1), clock: None }, ""),
             (push(1, 0, 1, "b"), "!1: it has not joined, or has left"),
         ],
     );
@@ -131,12 +131,12 @@ fn who_leaves_is_not_waited_for() {
 #[test]
 fn who_joins_late_starts_with_the_slowest() {
     let mut server: ParamServer<()> = ParamServer::new(Discipline::Bounded { staleness: 0 }, 1, 0);
-    server.step(ServerEvent::Join(id(0)));
+    server.step(ServerEvent::Join { id: id(0), clock: None });
     for clock in 0..5 {
         server.step(ServerEvent::Push { from: id(0), clock, block: clock, range: 0, gradient: () });
         server.step(ServerEvent::Pull { from: id(0), clock: clock + 1, range: 0 });
     }
-    server.step(ServerEvent::Join(id(1)));
+    server.step(ServerEvent::Join { id: id(1), clock: None });
     assert_eq!(server.clocks(), [5, 5]);
 }
 

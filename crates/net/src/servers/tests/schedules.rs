@@ -60,6 +60,8 @@ struct ModelWorker {
     stand: Stand,
     session: u64,
     clock: u64,
+    /// Where its clock starts, if it has joined to push.
+    base: Option<u64>,
     number: u64,
     last: Option<u64>,
     missing: BTreeSet<(usize, usize)>,
@@ -74,8 +76,15 @@ struct ModelWorker {
 enum Happening {
     AtServer(usize, ServerEvent<()>),
     AtLeases(LeaseEvent),
-    Weights { worker: usize, session: u64, clock: u64, from: (usize, usize), content: u64 },
-    Told(LeaseAction),
+    Weights {
+        worker: usize,
+        session: u64,
+        clock: u64,
+        from: (usize, usize),
+        content: u64,
+    },
+    /// What the leases say, and where the clock of a worker starts that joins.
+    Told(LeaseAction, u64),
     Computed(usize),
     Met(usize),
     Regroup,
@@ -128,6 +137,8 @@ struct ServersWorld {
     elastic: bool,
     /// For how long a segment hands out blocks.
     longest: Duration,
+    /// Where the clock of a worker starts that joins now.
+    clock: u64,
     /// Whether a rank of this generation is lost.
     lost: bool,
     /// By server: the worker that it dies with.
@@ -167,6 +178,7 @@ impl ServersWorld {
             bugs,
             elastic,
             longest,
+            clock: 0,
             lost: false,
             hosts: (0..n_servers).collect(),
             contents: BTreeMap::new(),
@@ -216,7 +228,6 @@ impl ServersWorld {
     fn enter(&mut self) {
         let worker = self.workers.len();
         self.workers.push(ModelWorker::new(Kept::default()));
-        self.join(worker);
         self.act(worker);
         self.at(RETRY_US, Happening::Retry(worker));
     }
@@ -226,16 +237,17 @@ impl ServersWorld {
     }
 
     fn join(&mut self, worker: usize) {
-        let id = self.id(worker);
+        let (id, clock) = (self.id(worker), self.workers[worker].base);
         for server in 0..self.servers.len() {
-            self.send(Happening::AtServer(server, ServerEvent::Join(id)));
+            self.send(Happening::AtServer(server, ServerEvent::Join { id, clock }));
         }
     }
 
     /// Sends, or sends again, what a worker waits for.
     fn act(&mut self, worker: usize) {
         let (id, of) = (self.id(worker), &self.workers[worker]);
-        let (clock, number, last, segment) = (of.clock, of.number, of.last, self.segment);
+        let (clock, base, number) = (of.clock, of.base, of.number);
+        let (last, segment) = (of.last, self.segment);
         match of.stand {
             Stand::Asks => {
                 let stop = self.random.below(200) == 0;
@@ -245,7 +257,7 @@ impl ServersWorld {
                 for (server, range) in of.missing.clone() {
                     let push = ServerEvent::Push { from: id, clock, block, range, gradient: () };
                     let pull = ServerEvent::Pull { from: id, clock: clock + 1, range };
-                    [ServerEvent::Join(id), push, pull]
+                    [ServerEvent::Join { id, clock: base }, push, pull]
                         .into_iter()
                         .for_each(|event| self.send(Happening::AtServer(server, event)));
                 }
@@ -258,7 +270,7 @@ impl ServersWorld {
             Stand::Pulls(_) => {
                 for (server, range) in of.missing.clone() {
                     let pull = ServerEvent::Pull { from: id, clock: 0, range };
-                    let both = [ServerEvent::Join(id), pull];
+                    let both = [ServerEvent::Join { id, clock: None }, pull];
                     both.into_iter().for_each(|event| self.send(Happening::AtServer(server, event)));
                 }
             }
@@ -298,8 +310,9 @@ impl ServersWorld {
             Happening::AtServer(server, event) if self.lives(server) => self.at_server(server, event)?,
             Happening::AtLeases(event) if self.lives(0) => {
                 let now = self.base + Duration::from_micros(self.now);
+                self.clock = self.servers[0].slowest().unwrap_or(self.clock);
                 for action in self.leases.step(now, event) {
-                    self.send(Happening::Told(action));
+                    self.send(Happening::Told(action, self.clock));
                 }
             }
             Happening::AtServer(..) | Happening::AtLeases(_) => {}
@@ -330,7 +343,7 @@ impl ServersWorld {
             }
             Happening::Met(worker) => self.met(worker),
             Happening::Regroup => self.regroup()?,
-            Happening::Told(action) => self.told(action)?,
+            Happening::Told(action, clock) => self.told(action, clock)?,
             Happening::Computed(worker) => {
                 if let Stand::Computes(block) = self.workers[worker].stand {
                     let all =
@@ -384,7 +397,7 @@ impl ServersWorld {
         self.at(next, Happening::Strike);
     }
 
-    fn told(&mut self, action: LeaseAction) -> Result<(), String> {
+    fn told(&mut self, action: LeaseAction, clock: u64) -> Result<(), String> {
         let (LeaseAction::Lease { worker, number, .. }
         | LeaseAction::Rest { worker, number }
         | LeaseAction::Over { worker, number, .. }) = action;
@@ -394,8 +407,8 @@ impl ServersWorld {
         }
         match action {
             LeaseAction::Lease { block, .. } => {
-                if of.stand == Stand::Rests {
-                    (of.session, of.clock) = (of.session + 1, 0);
+                if of.base.is_none() {
+                    (of.session, of.clock, of.base) = (of.session + 1, 0, Some(clock));
                     self.join(worker);
                 }
                 self.workers[worker].stand = Stand::Computes(block);
@@ -404,12 +417,12 @@ impl ServersWorld {
                 self.at(took, Happening::Computed(worker));
             }
             LeaseAction::Rest { .. } => {
-                of.stand = Stand::Rests;
+                (of.stand, of.base) = (Stand::Rests, None);
                 self.act(worker);
             }
             LeaseAction::Over { end, .. } => {
                 of.stand = Stand::Pulls(end);
-                (of.session, of.clock) = (of.session + 1, 0);
+                (of.session, of.clock, of.base) = (of.session + 1, 0, None);
                 self.workers[worker].missing = self.places().collect();
                 self.act(worker);
                 let ranges = (0..self.servers.len()).flat_map(|s| (0..RANGES).map(move |r| (s, r)));
@@ -485,18 +498,20 @@ impl ServersWorld {
                 ServerAction::Refuse { .. } => {}
             }
         }
-        // The server's clocks are those that follow from what arrived.
+        // The server's clocks are those that follow from what arrived, and from where they start.
         for (worker, of) in self.heard[server].iter().filter(|(_, w)| w.joined) {
-            if self.servers[server].clock_of(*worker).is_some_and(|clock| clock > of.clock()) {
-                return Err(format!("the clock of worker {worker} runs ahead of its pushes"));
+            match self.servers[server].clock_of(*worker) {
+                Some(clock) if clock > of.clock() => {
+                    return Err(format!("the clock of worker {worker} runs ahead of its pushes"));
+                }
+                Some(clock) if clock < of.base => {
+                    return Err(format!(
+                        "the clock of worker {worker} is {clock}, and starts at {}",
+                        of.base
+                    ));
+                }
+                Some(_) | None => {}
             }
-        }
-        let clocks = self.servers[server].clocks();
-        let (least, most) = (clocks.iter().min(), clocks.iter().max());
-        if let (Some(s), Some(least), Some(most)) = (self.staleness, least, most)
-            && most - least > s + 1
-        {
-            return Err(format!("clocks {clocks:?} differ by more than {}", s + 1));
         }
         Ok(())
     }
@@ -506,10 +521,11 @@ impl ServersWorld {
         let heard = &mut self.heard[server];
         let slowest = heard.values().filter(|w| w.joined).map(Heard::clock).min().unwrap_or(0);
         match *event {
-            ServerEvent::Join(id) => {
+            ServerEvent::Join { id, clock } => {
                 let of = heard.entry(id.worker).or_default();
                 if id.session > of.session {
-                    *of = Heard { session: id.session, joined: true, base: slowest, pushed: [0; RANGES] };
+                    let base = clock.unwrap_or(slowest);
+                    *of = Heard { session: id.session, joined: true, base, pushed: [0; RANGES] };
                 }
             }
             ServerEvent::Leave(id) => {

@@ -39,6 +39,7 @@ impl ModelWorker {
             stand: Stand::Asks,
             session: 1,
             clock: 0,
+            base: None,
             number: 0,
             last: None,
             missing: BTreeSet::new(),
@@ -88,8 +89,6 @@ impl ServersWorld {
         let ledger = of.kept.ledger.union(&ledger).copied().collect();
         of.kept = Kept { blocks: end, contents: of.working.clone(), ledger };
         (of.stand, of.number, of.last) = (Stand::Asks, of.number + 1, None);
-        (of.session, of.clock) = (of.session + 1, 0);
-        self.join(worker);
         self.act(worker);
     }
 
@@ -132,7 +131,7 @@ impl ServersWorld {
             Some(_) | None => kept.blocks,
         };
         self.leases = Leases::new(first).with_bug(self.bugs.lease);
-        (self.segment, self.ended) = (1, kept.blocks);
+        (self.segment, self.ended, self.clock) = (1, kept.blocks, 0);
         let known = kept.contents.clone();
         let content = |at: (usize, usize)| known.get(&at).or(known.get(&(0, at.1))).copied().unwrap_or(0);
         self.contents = self.places().map(|at| (at, content(at))).collect();
@@ -143,7 +142,6 @@ impl ServersWorld {
         self.open();
         for worker in alive {
             self.workers[worker] = ModelWorker::new(kept.clone());
-            self.join(worker);
             self.act(worker);
             self.at(RETRY_US, Happening::Retry(worker));
         }
