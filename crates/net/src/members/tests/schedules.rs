@@ -374,7 +374,16 @@ impl World {
 
     /// Whether a process is alive, not taken for lost, and has a state that counts: not one from before it was taken for lost.
     fn counts(&self, p: &Process) -> bool {
-        p.alive && p.has_state && p.trained && !self.lost.contains(&p.id)
+        p.alive && p.has_state && p.trained && !self.lost.contains(&p.id) && !self.is_superseded(p)
+    }
+
+    /// Whether a later generation has begun without this process. A coordinator that was started since may not know of it yet; it dismisses
+    /// the process when it does, and needs ranks that know of it to go on.
+    fn is_superseded(&self, p: &Process) -> bool {
+        let Some(own) = p.form.as_ref().map(|form| form.generation) else { return false };
+        self.generations
+            .range(own + 1..)
+            .any(|(_, later)| later.arrived.len() == later.processes.len() && !later.ranks.contains(&p.id))
     }
 
     fn happen(&mut self, happening: Happening) -> Checked {
