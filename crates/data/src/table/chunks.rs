@@ -45,7 +45,7 @@ pub(super) struct RowChunk {
 const AHEAD: usize = 2;
 
 /// What the threads that read a text have in common.
-struct Reading<T, M> {
+struct ChunkReading<T, M> {
     /// Where the next chunk starts.
     at: usize,
     /// Which it is.
@@ -61,9 +61,9 @@ struct Reading<T, M> {
     gone: bool,
 }
 
-/// [`Reading`], and what says that it has changed.
+/// [`ChunkReading`], and what says that it has changed.
 struct SharedReading<T, M> {
-    reading: Mutex<Reading<T, M>>,
+    reading: Mutex<ChunkReading<T, M>>,
     changed: Condvar,
 }
 
@@ -80,12 +80,12 @@ impl<T, M> Drop for Panics<'_, T, M> {
 }
 
 impl<T, M> SharedReading<T, M> {
-    fn lock(&self) -> MutexGuard<'_, Reading<T, M>> {
+    fn lock(&self) -> MutexGuard<'_, ChunkReading<T, M>> {
         self.reading.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl<T, M: FnMut(T) -> Result<(), DataError>> Reading<T, M> {
+impl<T, M: FnMut(T) -> Result<(), DataError>> ChunkReading<T, M> {
     /// Takes what was made of a chunk, and merges what no longer has to wait.
     fn take(&mut self, text: &Text, number: usize, made: Result<T, DataError>) {
         self.made.insert(number, made);
@@ -111,7 +111,7 @@ impl Text {
         merge: impl FnMut(T) -> Result<(), DataError> + Send,
     ) -> Result<(), DataError> {
         let (at, made) = (self.body(heading)?, BTreeMap::new());
-        let reading = Reading { at, number: 0, made, merged: 0, merge, fault: None, gone: false };
+        let reading = ChunkReading { at, number: 0, made, merged: 0, merge, fault: None, gone: false };
         let shared = SharedReading { reading: Mutex::new(reading), changed: Condvar::new() };
         let threads = chunks.threads.max(1);
         let read = || {

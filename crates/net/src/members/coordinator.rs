@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::decision::{Decision, FRUITLESS_MAX, MemberAction, MemberEvent, Reason};
 use super::message::{HeldSteps, MemberId, Ready};
-use super::store::Record;
+use super::store::GenerationRecord;
 use super::tally::{Stall, Tally};
 
 /// What a coordinator goes by.
@@ -194,7 +194,7 @@ impl Coordinator {
     }
 
     /// The last generation is the one that was recorded; its ranks are on their way.
-    pub fn goes_on(&mut self, now: Instant, record: &Record) {
+    pub fn goes_on(&mut self, now: Instant, record: &GenerationRecord) {
         self.opened.get_or_insert(now);
         // Nobody is connected yet who could be told anything.
         self.take_over(now, record.generation, record.ranks.clone(), &mut Vec::new());

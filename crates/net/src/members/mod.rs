@@ -80,7 +80,7 @@ pub use message::{
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
 pub use session::{Apart, EnterError, EnterOptions, Membership, Wish, ask_status};
-pub use store::{Place, Store};
+pub use store::{CoordinatorPlace, MemberStore};
 pub use succession::{OpenOffice, Vacancy};
 pub use tally::{Stall, Tally, TallySummary};
 pub use tenure::Tenure;

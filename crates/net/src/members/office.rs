@@ -15,7 +15,7 @@ use rustix::event::PollFd;
 use super::coordinator::{Coordinator, Rules};
 use super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, ToCoordinator, ToMember};
-use super::store::Record;
+use super::store::GenerationRecord;
 use super::tenure::Tenure;
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
@@ -423,7 +423,7 @@ impl Office {
                 MemberAction::Form { members, forms } => {
                     if let (Some(tenure), Some(form)) = (&self.tenure, forms.first()) {
                         let (generation, ranks) = (form.generation, members.clone());
-                        tenure.commit(Record { generation, ranks });
+                        tenure.commit(GenerationRecord { generation, ranks });
                     }
                     for (id, form) in members.iter().zip(forms) {
                         self.direct(*id, ToMember::Form(Box::new(form.clone())));

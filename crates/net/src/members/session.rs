@@ -18,7 +18,7 @@ use super::message::{
 };
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
-use super::store::Place;
+use super::store::CoordinatorPlace;
 use super::succession::{self, OpenOffice};
 use super::tally::TallySummary;
 use crate::alarm::Alarm;
@@ -49,7 +49,7 @@ const HEARD_AGAIN: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct EnterOptions {
     /// Where the coordinator is.
-    pub coordinator: Place,
+    pub coordinator: CoordinatorPlace,
     /// The job's secret.
     pub secret: Secret,
     /// The job.
@@ -348,7 +348,7 @@ impl SessionThread {
     fn run(mut self) {
         let mut due = Instant::now();
         // With a store another process may have the place of a coordinator that is silent; without one its address is all there is.
-        let mut heard = matches!(self.options.coordinator, Place::Store(_)).then(Instant::now);
+        let mut heard = matches!(self.options.coordinator, CoordinatorPlace::InStore(_)).then(Instant::now);
         loop {
             loop {
                 match self.said.try_recv() {
@@ -520,7 +520,11 @@ fn raise(shared: &SessionShared) {
 }
 
 /// Asks a coordinator how things stand; the answer is JSON.
-pub fn ask_status(coordinator: Place, secret: &Secret, encrypt: Encrypt) -> Result<String, EnterError> {
+pub fn ask_status(
+    coordinator: CoordinatorPlace,
+    secret: &Secret,
+    encrypt: Encrypt,
+) -> Result<String, EnterError> {
     let job = JobMark { name: String::new(), digest: 0 };
     let secret = secret.clone();
     let options = EnterOptions { coordinator, secret, job, child: None, encrypt, succeed: None };

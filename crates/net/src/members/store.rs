@@ -31,7 +31,7 @@ pub struct Post {
 
 /// The last generation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct GenerationRecord {
     /// Its number.
     pub generation: u64,
     /// Its members, by rank.
@@ -46,7 +46,7 @@ pub struct Term {
     /// What is renewed.
     pub lease: i64,
     /// The last generation when it was taken.
-    pub record: Option<Record>,
+    pub record: Option<GenerationRecord>,
 }
 
 /// Whether a run that the store knows goes on.
@@ -59,7 +59,7 @@ pub enum Begins {
 }
 
 /// A store. An error says that it could not be asked, or that its answer did not come: it may have done it.
-pub trait Store: Send + Sync {
+pub trait MemberStore: Send + Sync {
     /// The post, if somebody has it.
     fn look(&self) -> io::Result<Option<(Post, Revision)>>;
 
@@ -70,7 +70,7 @@ pub trait Store: Send + Sync {
     fn renew(&self, term: &Term) -> io::Result<bool>;
 
     /// Writes the record; whether the post is still held, without which nothing is written.
-    fn commit(&self, term: &Term, record: &Record) -> io::Result<bool>;
+    fn commit(&self, term: &Term, record: &GenerationRecord) -> io::Result<bool>;
 
     /// Gives the post up; with `over`, deletes the record too.
     fn resign(&self, term: &Term, over: bool) -> io::Result<()>;
@@ -81,19 +81,19 @@ pub trait Store: Send + Sync {
 
 /// Where members find the coordinator.
 #[derive(Clone)]
-pub enum Place {
+pub enum CoordinatorPlace {
     /// There, always: `host:port`.
     At(String),
     /// Where the store says.
-    Store(Arc<dyn Store>),
+    InStore(Arc<dyn MemberStore>),
 }
 
-impl Place {
+impl CoordinatorPlace {
     /// Its addresses now.
     pub(super) fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
-            Place::At(at) => Ok(at.to_socket_addrs()?.collect()),
-            Place::Store(store) => match store.look()? {
+            CoordinatorPlace::At(at) => Ok(at.to_socket_addrs()?.collect()),
+            CoordinatorPlace::InStore(store) => match store.look()? {
                 Some((post, _)) => Ok(post.at.to_socket_addrs()?.collect()),
                 None => Err(io::Error::other("the store names none")),
             },
@@ -103,8 +103,8 @@ impl Place {
     /// In words, for errors.
     pub(super) fn name(&self) -> String {
         match self {
-            Place::At(at) => at.clone(),
-            Place::Store(_) => "the address in `parallel.elastic.store`".into(),
+            CoordinatorPlace::At(at) => at.clone(),
+            CoordinatorPlace::InStore(_) => "the address in `parallel.elastic.store`".into(),
         }
     }
 }
@@ -123,7 +123,7 @@ pub enum Taken {
 /// Takes the post for whoever listens at `listener`, if nobody has it or the system at its address says that nothing listens there
 /// any more. `Ok` with the term, and who had it.
 pub fn take_post(
-    store: &dyn Store,
+    store: &dyn MemberStore,
     listener: &TcpListener,
     member: Option<MemberId>,
     begins: Begins,

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::message::MemberId;
-use super::store::{Begins, Place, Post, take_post};
+use super::store::{Begins, CoordinatorPlace, Post, take_post};
 use super::tenure::Tenure;
 
 /// How long a rank waits for each rank before it to be the successor.
@@ -48,7 +48,7 @@ pub struct Vacancy {
 /// Takes the place of a coordinator that was lost `since` then, if it is this member's turn and the place is free. `before` is how
 /// many ranks come before it, `runs_on` the member whose process had it.
 pub(super) fn take(
-    place: &Place,
+    place: &CoordinatorPlace,
     since: Instant,
     before: usize,
     (own, local): (MemberId, IpAddr),
@@ -59,13 +59,13 @@ pub(super) fn take(
     }
     let not_own = |member: &MemberId| *member != own;
     match place {
-        Place::At(at) => {
+        CoordinatorPlace::At(at) => {
             let addrs: Vec<SocketAddr> = at.to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
             // It fails on other hosts, and where another rank has become the successor.
             let listener = addrs.into_iter().find_map(|addr| TcpListener::bind(addr).ok())?;
             Some(Vacancy { listener, tenure: None, own, ended: runs_on.filter(not_own) })
         }
-        Place::Store(store) => {
+        CoordinatorPlace::InStore(store) => {
             let listener = TcpListener::bind((local, 0)).ok()?;
             // If the store cannot be asked, or the post is not free, it is tried again.
             let (term, had) = take_post(&**store, &listener, Some(own), Begins::GoesOn).ok()?.ok()?;
@@ -84,8 +84,10 @@ mod tests {
     #[test]
     fn one_process_can_take_an_address_when_it_is_free_and_its_turn_has_come() {
         let old = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = Place::At(old.local_addr().unwrap().to_string());
-        let take = |at: &Place, since, before| take(at, since, before, (3, [127, 0, 0, 1].into()), Some(2));
+        let at = CoordinatorPlace::At(old.local_addr().unwrap().to_string());
+        let take = |at: &CoordinatorPlace, since, before| {
+            take(at, since, before, (3, [127, 0, 0, 1].into()), Some(2))
+        };
         let long_ago = Instant::now() - Duration::from_secs(1);
         assert!(take(&at, long_ago, 0).is_none(), "its coordinator lives");
         drop(old);
@@ -95,6 +97,6 @@ mod tests {
         assert!(take(&at, long_ago, 0).is_none(), "another one has it");
         drop(taken);
         // An address of documentation, which no host has.
-        assert!(take(&Place::At("192.0.2.1:7".into()), long_ago, 0).is_none());
+        assert!(take(&CoordinatorPlace::At("192.0.2.1:7".into()), long_ago, 0).is_none());
     }
 }

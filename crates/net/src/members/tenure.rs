@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::store::{Begins, Post, Record, Store, Term};
+use super::store::{Begins, GenerationRecord, MemberStore, Post, Term};
 use crate::system::{Os, System};
 
 /// The pause between two tries to reach the store.
@@ -40,22 +40,22 @@ struct TenureShared {
 pub struct Tenure {
     shared: Arc<TenureShared>,
     /// The last generation when the post was taken.
-    record: Option<Record>,
+    record: Option<GenerationRecord>,
     lapses_after: Duration,
-    asks: Sender<Asked>,
+    asks: Sender<TenureAsk>,
     thread: Option<JoinHandle<()>>,
     /// Whether the run is over.
     over: bool,
 }
 
-enum Asked {
-    Commit(Record),
+enum TenureAsk {
+    Commit(GenerationRecord),
     Resign { over: bool },
 }
 
 impl Tenure {
     /// Holds a post that was taken.
-    pub fn hold(store: Arc<dyn Store>, post: Post, term: Term) -> io::Result<Tenure> {
+    pub fn hold(store: Arc<dyn MemberStore>, post: Post, term: Term) -> io::Result<Tenure> {
         let shared = Arc::new(TenureShared {
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             pending: AtomicUsize::new(0),
@@ -73,15 +73,15 @@ impl Tenure {
     }
 
     /// The last generation when the post was taken.
-    pub fn record(&self) -> Option<&Record> {
+    pub fn record(&self) -> Option<&GenerationRecord> {
         self.record.as_ref()
     }
 
     /// Writes the record of a generation. Until [`Tenure::waits`] says no, no rank may be told of it.
-    pub(super) fn commit(&self, record: Record) {
+    pub(super) fn commit(&self, record: GenerationRecord) {
         self.shared.pending.fetch_add(1, Ordering::AcqRel);
         // The thread ends only when the post is lost, which `check` says.
-        let _ = self.asks.send(Asked::Commit(record));
+        let _ = self.asks.send(TenureAsk::Commit(record));
     }
 
     /// Whether a record is not written yet.
@@ -120,19 +120,19 @@ impl Drop for Tenure {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Release);
         // If the thread has ended, the post is lost.
-        let _ = self.asks.send(Asked::Resign { over: self.over });
+        let _ = self.asks.send(TenureAsk::Resign { over: self.over });
         self.thread.take().map(JoinHandle::join);
     }
 }
 
 struct Holder {
-    store: Arc<dyn Store>,
+    store: Arc<dyn MemberStore>,
     post: Post,
     term: Term,
     /// The record as it was written last.
-    written: Option<Record>,
+    written: Option<GenerationRecord>,
     shared: Arc<TenureShared>,
-    asked: Receiver<Asked>,
+    asked: Receiver<TenureAsk>,
 }
 
 impl Holder {
@@ -140,7 +140,7 @@ impl Holder {
         let renewal = self.store.lapses_after() / RENEWALS;
         loop {
             let holds = match self.asked.recv_timeout(renewal) {
-                Ok(Asked::Commit(record)) => {
+                Ok(TenureAsk::Commit(record)) => {
                     let holds = self.insist(|store, term| store.commit(term, &record));
                     if holds {
                         self.written = Some(record);
@@ -148,7 +148,7 @@ impl Holder {
                     }
                     holds
                 }
-                Ok(Asked::Resign { over }) => {
+                Ok(TenureAsk::Resign { over }) => {
                     // If it fails, the post lapses.
                     let _ = self.store.resign(&self.term, over);
                     return;
@@ -170,7 +170,7 @@ impl Holder {
     }
 
     /// Asks until there is an answer; takes the post again if it has lapsed and nobody else had it. Whether it is held.
-    fn insist(&mut self, ask: impl Fn(&dyn Store, &Term) -> io::Result<bool>) -> bool {
+    fn insist(&mut self, ask: impl Fn(&dyn MemberStore, &Term) -> io::Result<bool>) -> bool {
         while !self.shared.ends.load(Ordering::Acquire) {
             let asked_at = Instant::now();
             match ask(&*self.store, &self.term) {

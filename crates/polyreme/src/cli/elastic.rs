@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use polyreme_net::environment::SECRET_VARIABLE;
 use polyreme_net::members::store::Begins;
-use polyreme_net::members::{OfficeOptions, Place, Rules, Tenure, ask_status};
+use polyreme_net::members::{CoordinatorPlace, OfficeOptions, Rules, Tenure, ask_status};
 use polyreme_net::{Encrypt, Os, Secret, Tell};
 use polyreme_train::job::{Elastic, Job, StoreAddress};
 use polyreme_train::slowness::Slowness;
@@ -244,8 +244,8 @@ fn child_of_launcher(
     let listens = lifeline.master().map_err(|e| Failure::world(&e))?;
     let store = job.parallel.elastic.as_ref().and_then(|elastic| elastic.store.as_ref());
     let coordinator = match store {
-        Some(address) => Place::Store(post::store(address, patience.silence)),
-        None => Place::At(listens),
+        Some(address) => CoordinatorPlace::InStore(post::store(address, patience.silence)),
+        None => CoordinatorPlace::At(listens),
     };
     let start = asked.ranks.n_processes().or(job.parallel.ranks).unwrap_or(1);
     let threads = asked.ranks.threads().or(job.parallel.threads).unwrap_or_else(|| {

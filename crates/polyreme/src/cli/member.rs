@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use polyreme_net::members::{
-    Apart, EnterOptions, JobMark, Membership, OwnShare, Place, Ready, TallySummary, Wish,
+    Apart, CoordinatorPlace, EnterOptions, JobMark, Membership, OwnShare, Ready, TallySummary, Wish,
 };
 use polyreme_net::{Encrypt, Secret};
 use polyreme_train::event::{Ending, Event, MembershipCost, Observer};
@@ -54,7 +54,7 @@ pub(super) struct MemberSeat<'a> {
     /// The number of ranks for which it checks that they fit into the memory of this host, if it checks that.
     pub(super) checks: Option<usize>,
     /// Where the coordinator is.
-    pub(super) coordinator: Place,
+    pub(super) coordinator: CoordinatorPlace,
     /// The job's secret.
     pub(super) secret: Secret,
     /// Which of the coordinator's own children this is.

@@ -33,7 +33,7 @@ impl Phase {
 
 /// A count that grows, and how fast.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counter {
+pub(crate) struct RunCounter {
     /// The count.
     pub(crate) total: u64,
     /// How much it grew in a second, over the last second or more.
@@ -41,7 +41,7 @@ pub(crate) struct Counter {
     since: Option<(Instant, u64)>,
 }
 
-impl Counter {
+impl RunCounter {
     fn set(&mut self, now: Instant, total: u64) {
         self.total = total;
         let (at, before) = *self.since.get_or_insert((now, total));
@@ -59,7 +59,7 @@ pub(crate) struct ServerState {
     /// What it came to.
     pub(crate) counts: ServerCounts,
     /// Gradients that it applied to ranges.
-    pub(crate) applied: Counter,
+    pub(crate) applied: RunCounter,
 }
 
 /// What is known of a run.
@@ -74,9 +74,9 @@ pub(crate) struct RunFigures {
     /// The number of this group of ranks, in an elastic run.
     pub(crate) generation: u64,
     /// Steps done.
-    pub(crate) steps: Counter,
+    pub(crate) steps: RunCounter,
     /// Samples of the steps that were done since this process began.
-    pub(crate) samples: Counter,
+    pub(crate) samples: RunCounter,
     /// The last step.
     pub(crate) last: Option<StepDone>,
     /// The loss of the last step that has one.
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn rates_are_over_a_second_or_more() {
-        let (start, mut counter) = (Instant::now(), Counter::default());
+        let (start, mut counter) = (Instant::now(), RunCounter::default());
         let at = |ms: u64| start + Duration::from_millis(ms);
         counter.set(at(0), 10);
         counter.set(at(500), 30);

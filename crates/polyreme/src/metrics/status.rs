@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn people_and_programs_are_told_of_servers() {
         let status = of(&figures());
-        assert_eq!(status["servers"][0]["staleness_up_to"]["16"], 12);
+        assert_eq!(status["servers"][0]["staleness_up_to"]["16"], 13);
         assert_eq!(status["servers"][0]["clients"], 4);
         let said = lines(&status);
         for part in [

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::super::coordinator::{Coordinator, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::super::message::{Formation, MemberId, Ready, Returned};
-use super::super::store::Record;
+use super::super::store::GenerationRecord;
 use super::super::tally::TallySummary;
 
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -312,7 +312,7 @@ fn with_a_store_no_majority_is_asked_for() {
     for (exclusive, goes_on) in [(true, Some((vec![2], 6))), (false, None)] {
         let mut story = Story::new(1, 3, 3);
         story.coordinator = Coordinator::new(Rules { exclusive, ..RULES });
-        story.coordinator.goes_on(story.now, &Record { generation: 5, ranks: vec![1, 2, 3] });
+        story.coordinator.goes_on(story.now, &GenerationRecord { generation: 5, ranks: vec![1, 2, 3] });
         story.now += PATIENCE / 2;
         let (ranks, tally) = (vec![1, 2, 3], TallySummary { ranks_lost: 4, ..TallySummary::default() });
         let returned = Returned { generation: 5, ranks, running: true, trained: true, tally };
@@ -332,7 +332,7 @@ fn with_a_store_no_majority_is_asked_for() {
 fn a_recorded_rank_counts_when_it_has_come_back() {
     let mut story = Story::new(1, 3, 3);
     story.coordinator = Coordinator::new(Rules { exclusive: true, ..RULES });
-    story.coordinator.goes_on(story.now, &Record { generation: 5, ranks: vec![1] });
+    story.coordinator.goes_on(story.now, &GenerationRecord { generation: 5, ranks: vec![1] });
     story.breaks(1, 5, Some(8));
     assert!(story.formed().is_none(), "it would begin anew");
     let (ranks, tally) = (vec![1], TallySummary::default());
@@ -346,7 +346,7 @@ fn a_recorded_rank_counts_when_it_has_come_back() {
 fn a_recorded_generation_that_no_rank_was_told_of_is_not_begun() {
     let mut story = Story::new(1, 3, 3);
     story.coordinator = Coordinator::new(Rules { exclusive: true, ..RULES });
-    story.coordinator.goes_on(story.now, &Record { generation: 6, ranks: vec![1, 2] });
+    story.coordinator.goes_on(story.now, &GenerationRecord { generation: 6, ranks: vec![1, 2] });
     for id in [1, 2] {
         let (ranks, tally) = (vec![1, 2, 3], TallySummary::default());
         let returned = Returned { generation: 5, ranks, running: false, trained: true, tally };

@@ -14,7 +14,7 @@ use super::super::coordinator::{Coordinator, CoordinatorBug, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
 use super::super::message::{Formation, MemberId, Ready, Returned, ToMember};
 use super::super::seat::{Seat, SeatAction};
-use super::super::store::Record;
+use super::super::store::GenerationRecord;
 use super::super::tally::TallySummary;
 
 const PATIENCE_US: u64 = 300_000;
@@ -120,7 +120,7 @@ struct World {
     restarts: bool,
     coordinators_lost: u64,
     /// What a store has, if there is one: a coordinator that is started again reads it.
-    record: Option<Record>,
+    record: Option<GenerationRecord>,
     processes: Vec<Process>,
     next_id: MemberId,
     /// Numbers under which processes were members that are others now.
@@ -688,7 +688,7 @@ impl World {
                         if self.record.as_ref().is_some_and(|record| record.generation >= generation) {
                             return Err(format!("generation {generation} is recorded already"));
                         }
-                        self.record = Some(Record { generation, ranks });
+                        self.record = Some(GenerationRecord { generation, ranks });
                     }
                     self.formed(members, forms)?;
                     // In the moment in which some have heard of the generation and others have not.

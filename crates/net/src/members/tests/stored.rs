@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::super::message::{JobMark, Ready};
-use super::super::store::{Begins, Place, Post, Record, Revision, Store, Taken, Term, take_post};
+use super::super::store::{
+    Begins, CoordinatorPlace, GenerationRecord, MemberStore, Post, Revision, Taken, Term, take_post,
+};
 use super::super::tenure::Tenure;
 use super::super::{Apart, EnterOptions, Membership, Office, OfficeOptions, Rules, Wish};
 use crate::rendezvous::Tell;
@@ -19,9 +21,9 @@ use crate::system::Os;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
-struct Kept {
+struct StoredKeys {
     post: Option<(Post, Revision)>,
-    record: Option<Record>,
+    record: Option<GenerationRecord>,
     last: Revision,
     /// Every record that was written.
     history: Vec<u64>,
@@ -29,24 +31,24 @@ struct Kept {
 
 #[derive(Default)]
 struct InMemory {
-    kept: Mutex<Kept>,
+    kept: Mutex<StoredKeys>,
     unreachable: AtomicBool,
 }
 
 impl InMemory {
-    fn reach(&self) -> io::Result<std::sync::MutexGuard<'_, Kept>> {
+    fn reach(&self) -> io::Result<std::sync::MutexGuard<'_, StoredKeys>> {
         match self.unreachable.load(Ordering::Acquire) {
             true => Err(io::Error::other("unreachable")),
             false => Ok(self.kept.lock().unwrap()),
         }
     }
 
-    fn holds(kept: &Kept, term: &Term) -> bool {
+    fn holds(kept: &StoredKeys, term: &Term) -> bool {
         kept.post.as_ref().is_some_and(|(_, revision)| *revision == term.revision)
     }
 }
 
-impl Store for InMemory {
+impl MemberStore for InMemory {
     fn look(&self) -> io::Result<Option<(Post, Revision)>> {
         Ok(self.reach()?.post.clone())
     }
@@ -69,7 +71,7 @@ impl Store for InMemory {
         Ok(InMemory::holds(&*self.reach()?, term))
     }
 
-    fn commit(&self, term: &Term, record: &Record) -> io::Result<bool> {
+    fn commit(&self, term: &Term, record: &GenerationRecord) -> io::Result<bool> {
         let mut kept = self.reach()?;
         let holds = InMemory::holds(&kept, term);
         if holds {
@@ -93,8 +95,8 @@ impl Store for InMemory {
     }
 }
 
-fn record(generation: u64) -> Record {
-    Record { generation, ranks: vec![1, 2] }
+fn record(generation: u64) -> GenerationRecord {
+    GenerationRecord { generation, ranks: vec![1, 2] }
 }
 
 fn until(what: &str, done: impl Fn() -> bool) {
@@ -129,7 +131,7 @@ fn a_coordinator_that_lost_its_post_records_no_generation() {
     old.commit(record(2));
     until("it learns that its post is another's", || old.check().is_err());
     assert!(old.waits(), "its record is not written");
-    new.commit(Record { generation: 2, ranks: vec![2] });
+    new.commit(GenerationRecord { generation: 2, ranks: vec![2] });
     until("the other one's is", || !new.waits());
     assert_eq!(store.kept.lock().unwrap().history, [1, 2]);
     assert_eq!(store.kept.lock().unwrap().record.as_ref().unwrap().ranks, [2]);
@@ -188,7 +190,7 @@ fn ranks_are_told_of_a_generation_when_it_is_recorded() {
     .unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (over, place) = (&over, Place::Store(store.clone()));
+        let (over, place) = (&over, CoordinatorPlace::InStore(store.clone()));
         scope.spawn(move || {
             while !over.load(Ordering::Acquire) {
                 office.turn(Instant::now() + Duration::from_millis(5)).unwrap();

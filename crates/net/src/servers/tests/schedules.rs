@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 mod generations;
 
-use generations::{Kept, RankBug};
+use generations::{KeptBlocks, RankBug};
 
 use super::super::leases::LeaseBug;
 use super::super::server::ServerBug;
@@ -69,7 +69,7 @@ struct ModelWorker {
     working: BTreeMap<(usize, usize), u64>,
     /// The blocks that it did in this segment.
     mine: Vec<u64>,
-    kept: Kept,
+    kept: KeptBlocks,
 }
 
 #[derive(Clone, Debug)]
@@ -227,7 +227,7 @@ impl ServersWorld {
 
     fn enter(&mut self) {
         let worker = self.workers.len();
-        self.workers.push(ModelWorker::new(Kept::default()));
+        self.workers.push(ModelWorker::new(KeptBlocks::default()));
         self.act(worker);
         self.at(RETRY_US, Happening::Retry(worker));
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use polyreme_net::members::store::{Begins, Post, Record, Revision, Store, Term};
+use polyreme_net::members::store::{Begins, GenerationRecord, MemberStore, Post, Revision, Term};
 use polyreme_train::job::StoreAddress;
 use serde_json::{Value, json};
 use ureq::Agent;
@@ -96,7 +96,7 @@ impl Etcd {
     }
 }
 
-impl Store for Etcd {
+impl MemberStore for Etcd {
     fn look(&self) -> io::Result<Option<(Post, Revision)>> {
         let answer = self.ask("kv/range", &json!({"key": self.post_key}))?;
         let found = &answer["kvs"][0];
@@ -134,7 +134,7 @@ impl Store for Etcd {
         Ok(lives && self.look()?.is_some_and(|(_, revision)| revision == term.revision))
     }
 
-    fn commit(&self, term: &Term, record: &Record) -> io::Result<bool> {
+    fn commit(&self, term: &Term, record: &GenerationRecord) -> io::Result<bool> {
         let value = json!({"generation": record.generation, "ranks": record.ranks});
         let put = json!([{"request_put": put(&self.record_key, &value, None)}]);
         Ok(self.if_post_is(term.revision, put)?.is_some())
@@ -165,11 +165,11 @@ fn value_of(found: &Value) -> io::Result<Value> {
     value.ok_or_else(|| unreadable(found))
 }
 
-fn record_of(value: &Value) -> io::Result<Record> {
+fn record_of(value: &Value) -> io::Result<GenerationRecord> {
     let generation = value["generation"].as_u64().ok_or_else(|| unreadable(value))?;
     let ranks = value["ranks"].as_array().ok_or_else(|| unreadable(value))?;
     let ranks: Option<Vec<u64>> = ranks.iter().map(Value::as_u64).collect();
-    Ok(Record { generation, ranks: ranks.ok_or_else(|| unreadable(value))? })
+    Ok(GenerationRecord { generation, ranks: ranks.ok_or_else(|| unreadable(value))? })
 }
 
 /// Numbers of 64 bits are texts in etcd's JSON.

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use polyreme_net::members::store::{Begins, Post, Store, Taken, take_post};
-use polyreme_net::members::{Place, Tenure};
+use polyreme_net::members::store::{Begins, MemberStore, Post, Taken, take_post};
+use polyreme_net::members::{CoordinatorPlace, Tenure};
 use polyreme_train::job::StoreAddress;
 
 use super::etcd::Etcd;
@@ -17,18 +17,18 @@ const PAUSE: Duration = Duration::from_millis(200);
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// The store at an address.
-pub fn store(address: &StoreAddress, patience: Duration) -> Arc<dyn Store> {
+pub fn store(address: &StoreAddress, patience: Duration) -> Arc<dyn MemberStore> {
     Arc::new(Etcd::new(address, patience))
 }
 
 /// Where a command's argument says that the coordinator is: `HOST:PORT`, or a store.
-pub fn place(text: &str, patience: Duration) -> Result<Place, String> {
+pub fn place(text: &str, patience: Duration) -> Result<CoordinatorPlace, String> {
     match StoreAddress::is_meant(text) {
         true => {
             let address: StoreAddress = text.parse().map_err(|why| format!("{text} {why}"))?;
-            Ok(Place::Store(store(&address, patience)))
+            Ok(CoordinatorPlace::InStore(store(&address, patience)))
         }
-        false => Ok(Place::At(text.into())),
+        false => Ok(CoordinatorPlace::At(text.into())),
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 
 /// What a rank goes back to.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct Kept {
+pub(super) struct KeptBlocks {
     /// Blocks that are in it.
     pub(super) blocks: u64,
     /// What is in its weights.
@@ -34,7 +34,7 @@ impl RankBug {
 }
 
 impl ModelWorker {
-    pub(super) fn new(kept: Kept) -> ModelWorker {
+    pub(super) fn new(kept: KeptBlocks) -> ModelWorker {
         ModelWorker {
             stand: Stand::Asks,
             session: 1,
@@ -68,7 +68,7 @@ impl ServersWorld {
         of.stand = Stand::Meets;
         if self.bugs.rank == Some(RankBug::EndsAlone) {
             let ledger = of.kept.ledger.iter().chain(&of.mine).copied().collect();
-            of.kept = Kept { blocks: end, contents: of.working.clone(), ledger };
+            of.kept = KeptBlocks { blocks: end, contents: of.working.clone(), ledger };
         }
         match of.working.values().all(|content| *content == content_below(end)) {
             true => Ok(()),
@@ -87,7 +87,7 @@ impl ServersWorld {
         let ledger = all.filter(|block| (segment..end).contains(block)).collect::<BTreeSet<_>>();
         let of = &mut self.workers[worker];
         let ledger = of.kept.ledger.union(&ledger).copied().collect();
-        of.kept = Kept { blocks: end, contents: of.working.clone(), ledger };
+        of.kept = KeptBlocks { blocks: end, contents: of.working.clone(), ledger };
         (of.stand, of.number, of.last) = (Stand::Asks, of.number + 1, None);
         self.act(worker);
     }
