@@ -141,11 +141,18 @@ impl Cache {
         }
     }
 
-    /// Makes room for an entry and begins it.
-    fn begin(&self, name: &EntryName) -> Result<Begun, DataError> {
+    /// Locks the folder, as long as the result lives: nobody begins, evicts or names an entry meanwhile.
+    fn lock(&self) -> Result<File, DataError> {
         let at = |e| DataError::io(&self.folder, e);
         let all = File::create(self.folder.join(".lock")).map_err(at)?;
         all.lock().map_err(at)?;
+        Ok(all)
+    }
+
+    /// Makes room for an entry and begins it.
+    fn begin(&self, name: &EntryName) -> Result<Begun, DataError> {
+        let at = |e| DataError::io(&self.folder, e);
+        let _all = self.lock()?;
         if self.folder.join(name.file_name()).exists() {
             return Ok(Begun::Here);
         }
@@ -178,6 +185,8 @@ impl Cache {
     ) -> Result<HeldEntry, DataError> {
         let folder = self.folder.join(name.file_name());
         let done = fill(&part.join("data")).and_then(|()| {
+            // The system lets go of a lock in the moment in which it becomes a shared one: without the folder's the entry could be evicted.
+            let _all = self.lock()?;
             fs::rename(part, &folder).map_err(|e| DataError::io(&folder, e))?;
             lock.lock_shared().map_err(|e| DataError::io(&folder, e))
         });

@@ -80,7 +80,7 @@ pub(crate) fn lines(status: &Value) -> String {
     for server in status["servers"].as_array().into_iter().flatten() {
         let _ = writeln!(
             lines,
-            "  server {:>3}  {} parameters in {} ranges, {} clients, version {}; {:.1} gradients a second, staleness {:.2} on the \
+            "  server {}  {} parameters in {} ranges, {} clients, version {}; {:.1} gradients a second, staleness {:.2} on the \
              average, {} at most; {:.0} KB wait, {:.1} MB sent",
             server["server"],
             server["parameters"],
@@ -127,12 +127,9 @@ mod tests {
         assert_eq!(status["servers"][0]["staleness_up_to"]["16"], 13);
         assert_eq!(status["servers"][0]["clients"], 4);
         let said = lines(&status);
-        for part in [
-            "step 8 of 90",
-            "loss 0.2500",
-            "server   0  1000 parameters in 2 ranges, 4 clients",
-            "100 at most",
-        ] {
+        for part in
+            ["step 8 of 90", "loss 0.2500", "server 0  1000 parameters in 2 ranges, 4 clients", "100 at most"]
+        {
             assert!(said.contains(part), "{part} is not in {said}");
         }
     }

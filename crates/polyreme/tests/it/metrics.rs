@@ -67,7 +67,7 @@ fn a_run_shows_its_figures_and_servers() {
     let servers = status["servers"].as_array().unwrap();
     assert!(servers.len() == 1 && servers[0]["version"].as_u64() > Some(0), "{status}");
     let said = String::from_utf8(polyreme(folder.path(), &["status", &at]).stdout).unwrap();
-    assert!(said.contains("server   0") && said.contains("clients"), "{said}");
+    assert!(said.contains("server 0") && said.contains("clients"), "{said}");
     let summary = run.interrupt();
     assert!(summary["steps"].as_u64() >= servers[0]["version"].as_u64(), "{summary}");
     // The page went with the run.
