@@ -211,8 +211,9 @@ impl Cache {
             if have + bytes <= self.bytes_max && !is_part {
                 continue;
             }
-            let unused = File::open(entry.path.join("lock")).is_ok_and(|lock| lock.try_lock().is_ok());
-            if unused && self.delete(&entry.path).is_ok() {
+            // Locked until it is gone: who finds it meanwhile waits, and then sees that it is.
+            let Ok(lock) = File::open(entry.path.join("lock")) else { continue };
+            if lock.try_lock().is_ok() && self.delete(&entry.path).is_ok() {
                 have -= entry.bytes;
             }
         }

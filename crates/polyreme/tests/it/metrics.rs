@@ -89,9 +89,9 @@ fn an_address_that_cannot_be_is_refused() {
 }
 
 /// Ends a program that a test started.
-struct Ended(Child);
+struct EndedProgram(Child);
 
-impl Drop for Ended {
+impl Drop for EndedProgram {
     fn drop(&mut self) {
         drop(self.0.kill());
         drop(self.0.wait());
@@ -124,7 +124,7 @@ fn prometheus_scrapes_a_run() {
     let flags = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=error"];
     let mut prometheus = Command::new("prometheus");
     prometheus.current_dir(folder.path()).args(flags).arg(format!("--web.listen-address={own}"));
-    let _ended = Ended(prometheus.spawn().unwrap());
+    let _ended = EndedProgram(prometheus.spawn().unwrap());
     until(|| TcpStream::connect(&own).ok());
     let ask = |query: &str| -> Option<f64> {
         let answer: Value = serde_json::from_str(&get(&own, &format!("/api/v1/query?query={query}"))).ok()?;
