@@ -2,7 +2,7 @@
 //!
 //! An object is fetched whole, in ranges at a time, into a folder that all processes of the host share (`cache`); formats then map the
 //! copy as they map any file. What is read as a whole for the whole run (arrays, a corpus, folders of images) is fetched at the start and
-//! held: it must fit. Tars and the rows of tables are opened in turn ([`Files::open`]): a file is held while it is read, fetched ahead in
+//! held: it must fit. Tars and the rows of tables are opened in turn (`Files::open`): a file is held while it is read, fetched ahead in
 //! the background in the order in which the steps need it (`ahead`), and evicted when others need its room. So a set may be
 //! larger than the cache, and than the disk, if its order goes from file to file.
 //!
