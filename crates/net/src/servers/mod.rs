@@ -19,7 +19,7 @@
 //! - [`Discipline::Lockstep`]: gradients of one step are kept until those of all workers are there. They are applied together, and then
 //!   their pulls are answered;
 //! - [`Discipline::Bounded`]: when the clock of every worker is at least `c - s` (Ho et al., 2013). So clocks differ by at most
-//!   `s + 1`: the worker that is ahead has had its pull at clock `c` answered, and pushes once more;
+//!   `s + 1`, but for a worker that has just joined: the one that is ahead has had its pull at clock `c` answered, and pushes once more;
 //! - [`Discipline::Free`]: at once.
 //!
 //! A worker that joins while others train starts at the clock of the slowest of them, as the server beside the leases knows it; one that leaves is
