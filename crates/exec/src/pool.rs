@@ -175,9 +175,19 @@ unsafe impl Parallel for Pool {
             resume_unwind(panic);
         }
     }
+
+    fn run_backwards(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        self.run(n_tasks, &|i, worker| task(self.shared.mirrored(n_tasks, i), worker));
+    }
 }
 
 impl Shared {
+    /// The task that is as far from the end of its worker's range as task `i` is from the start.
+    fn mirrored(&self, n_tasks: usize, i: usize) -> usize {
+        let range = self.run_of(n_tasks, ((i + 1) * self.next.len() - 1) / n_tasks);
+        range.start + range.end - 1 - i
+    }
+
     /// The tasks that a worker begins with.
     fn run_of(&self, n_tasks: usize, worker: usize) -> Range<usize> {
         let workers = self.next.len();
@@ -311,6 +321,26 @@ mod tests {
                     });
                     assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn backwards_every_worker_has_the_tasks_that_it_has_forwards() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads).unwrap();
+            for n in [1, 2, 7, 8, 100] {
+                let shared = &*pool.shared;
+                for worker in 0..threads {
+                    let range = shared.run_of(n, worker);
+                    let tasks: Vec<_> = range.clone().map(|i| shared.mirrored(n, i)).collect();
+                    assert_eq!(tasks, range.rev().collect::<Vec<_>>(), "{n} tasks on {threads} threads");
+                }
+                let counts: Vec<_> = (0..n).map(|_| AtomicU32::new(0)).collect();
+                pool.run_backwards(n, &|i, _| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
             }
         }
     }

@@ -17,6 +17,11 @@ pub unsafe trait Parallel: Sync {
     fn workers(&self) -> usize;
     /// Calls `task(task_idx, worker_idx)` for every task and returns when all are done.
     fn run(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync));
+    /// As [`Parallel::run`], where what was last accessed in the same tasks before should be accessed first, because it may still be in
+    /// cache: in the cache of the worker that had it, so workers should have the same tasks as in `run`.
+    fn run_backwards(&self, n_tasks: usize, task: &(dyn Fn(usize, usize) + Sync)) {
+        self.run(n_tasks, &|i, worker| task(n_tasks - 1 - i, worker));
+    }
 }
 
 /// Runs every task on the caller, in order.

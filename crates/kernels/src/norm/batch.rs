@@ -261,11 +261,11 @@ impl BatchNorm {
         dx: FloatsMut,
         (stage, buffers): Buffers,
     ) {
-        let (rows, c, slabs) = (self.rows, self.channels, self.slabs());
+        let (rows, c) = (self.rows, self.channels);
         let dx = SharedFloats::new(dx);
-        cx.par.run(slabs, &|task, worker| {
-            // Backwards: the last slabs are those still in cache.
-            let r = slab_range(slabs - 1 - task, rows, c);
+        // The last slabs are those still in cache.
+        cx.par.run_backwards(self.slabs(), &|slab, worker| {
+            let r = slab_range(slab, rows, c);
             let (dy, x) = (dy.part(r.start * c, r.len() * c), x.part(r.start * c, r.len() * c));
             // SAFETY: slabs do not overlap, and each task runs once.
             let dx = unsafe { dx.part(r.start * c, r.len() * c) };
@@ -333,10 +333,9 @@ impl BatchNorm {
         }
         let p = Affine { mean, scale, beta };
         let y = SharedFloats::new(y);
-        let slabs = self.slabs();
-        cx.par.run(slabs, &|task, worker| {
-            // Backwards: the last slabs are those still in cache.
-            let r = slab_range(slabs - 1 - task, rows, c);
+        // The last slabs are those still in cache.
+        cx.par.run_backwards(self.slabs(), &|slab, worker| {
+            let r = slab_range(slab, rows, c);
             let (first, len) = (r.start * c, r.len() * c);
             // SAFETY: slabs do not overlap, and each task runs once.
             let y = unsafe { y.part(first, len) };
