@@ -5,7 +5,7 @@
     cargo build --release --features parquet
     V/bin/python bench/load.py [--rounds 3] [--only parquet jsonl tar-jpeg]
 
-Three sets of images: Fashion-MNIST as IDX, 4,000 of its images as 32x32 PNG files, and 600 photographs' worth of noise and shapes
+Three sets of images: Fashion-MNIST as IDX, 4,000 of its images as 32x32 PNG files, and 2,400 photographs' worth of noise and shapes
 as 500x375 JPEG files, resized to 224x224. PyTorch uses the usual code: torchvision's FashionMNIST and ImageFolder
 with Resize, CenterCrop, ToTensor and Normalize. The same PNG and JPEG files once more in four shards of tar, which PyTorch reads with
 webdataset. And a table of 200,000 rows of 20 numbers and a class, as Parquet (PyTorch: read with pyarrow) and as JSON lines (read with json), in a
@@ -47,7 +47,7 @@ def make_sets(folder):
         place = folder / f"png/{labels[i]}"
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images[i]).convert("RGB").resize((32, 32)).save(place / f"{i}.png")
-    for i in range(600):
+    for i in range(2400):
         place = folder / f"jpeg/{labels[i]}"
         place.mkdir(parents=True, exist_ok=True)
         noise = Image.fromarray(random.integers(0, 255, (94, 125, 3), np.uint8)).resize((500, 375), Image.BICUBIC)
