@@ -394,7 +394,7 @@ fn scatter<T: Element>(
 }
 
 /// Equal parts of `len` elements, one for each rank.
-fn even_cuts(ranks: usize, len: usize) -> Cuts {
+pub(crate) fn even_cuts(ranks: usize, len: usize) -> Cuts {
     (0..=ranks).map(|rank| rank * len).collect()
 }
 

@@ -10,7 +10,7 @@
 //! - [`engine`]: the engine. `reader`: the one reader of instructions. [`feed`]: inputs. `vectors`: instructions on
 //!   long vectors.
 //! - `state`: the learnt state. `moments`: where optimizer states lie. [`weights`]: the learnt state from outside, as whole
-//!   arenas. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
+//!   arenas. `own`: parameters that each replica keeps for itself. `group`: joining, and what all ranks do between steps. [`loan`], [`ledger`]: lending it to the writer of a
 //!   checkpoint, or to a rank that enters ([`incoming`]). [`finite`]: where a NaN came from. [`timeline`]: where the time goes. `node_times`: of each node. [`pace`]: blocks
 //!   that take as long as they are told.
 //! - `launch`, `run`, `product`, `convolution`, `apply`: which kernel runs each op, with which slices. `staging`: half precision for
@@ -39,6 +39,7 @@ pub mod loan;
 mod memory;
 mod moments;
 mod node_times;
+mod own;
 pub mod pace;
 pub mod pool;
 mod product;

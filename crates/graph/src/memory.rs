@@ -209,7 +209,8 @@ pub fn state_len(graph: &Graph) -> usize {
 }
 
 /// Parameters in the order in which their gradients are computed: first those whose gradients are summed over the ranks, so that
-/// they can be sent together, then those of which this rank has a shard, then those without a gradient; frozen ones last.
+/// they can be sent together, then those of which this rank has a shard, then those without a gradient; frozen ones last. Those that
+/// each replica keeps for itself come behind the ones that replicas have in common.
 ///
 /// How a graph is split over ranks, and so the order of its nodes, may depend on the number of samples, but parameters have one
 /// place: there it is the order of the traced nodes that gradients come from, the last one first.
@@ -222,9 +223,9 @@ pub fn readiness(graph: &Graph) -> Vec<usize> {
         Some(grad) => {
             let node = graph.value(grad).producer;
             let when = if split { u32::MAX - graph.nodes[node.idx()].origin } else { node.0 };
-            (u8::from(graph.params[p].shard.is_some()), when)
+            (u8::from(graph.params[p].shard.is_some()), graph.params[p].learning.own, when)
         }
-        None => (u8::MAX, u32::from(graph.params[p].learning.frozen)),
+        None => (u8::MAX, false, u32::from(graph.params[p].learning.frozen)),
     };
     let mut order: Vec<_> = (0..graph.params.len()).collect();
     order.sort_by_key(|&p| (place(p), p));
@@ -342,6 +343,14 @@ pub fn param_ranges(graph: &Graph) -> Vec<(usize, Range<usize>)> {
 pub fn learnt_len(graph: &Graph) -> usize {
     let ranges = param_ranges(graph).into_iter();
     ranges.filter(|(p, _)| !graph.params[*p].learning.frozen).map(|(_, range)| range.end).max().unwrap_or(0)
+}
+
+/// The elements of the parameters' arena that each replica keeps for itself; those that replicas have in common come before them.
+pub fn own_range(graph: &Graph) -> Range<usize> {
+    let end = learnt_len(graph);
+    let has_grad = |p: usize| graph.grads.get(p).is_some_and(Option::is_some);
+    let own = param_ranges(graph).into_iter().filter(|(p, _)| graph.params[*p].learning.own && has_grad(*p));
+    own.map(|(_, range)| range).reduce(|all, range| all.start..range.end).unwrap_or(end..end)
 }
 
 /// Largest first, each at the lowest offset that is free for its whole life. Returns the arena's size.

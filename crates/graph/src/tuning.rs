@@ -20,11 +20,13 @@ pub struct Learning {
     pub lr_scale: f64,
     /// The weight decay, if it is another one than the optimizer's.
     pub weight_decay: Option<f32>,
+    /// Whether each replica keeps its own, where replicas have weights of their own.
+    pub own: bool,
 }
 
 impl Learning {
     /// As the optimizer says.
-    pub const PLAIN: Learning = Learning { frozen: false, lr_scale: 1.0, weight_decay: None };
+    pub const PLAIN: Learning = Learning { frozen: false, lr_scale: 1.0, weight_decay: None, own: false };
 
     /// Not at all.
     pub const FROZEN: Learning = Learning { frozen: true, ..Learning::PLAIN };
@@ -139,6 +141,8 @@ pub struct Tuning {
     pub groups: Vec<LearningGroup>,
     /// Factors beside linear layers: then everything else is frozen.
     pub low_rank: Option<LowRank>,
+    /// Parameters that each replica keeps for itself, where replicas have weights of their own.
+    pub own: Vec<NamePattern>,
 }
 
 impl Tuning {
@@ -149,10 +153,12 @@ impl Tuning {
             return Learning::FROZEN;
         }
         let names = |group: &&LearningGroup| group.params.iter().any(|pattern| pattern.matches(name));
-        self.groups.iter().find(names).map_or(Learning::PLAIN, |group| Learning {
-            frozen: false,
+        let own = self.own.iter().any(|pattern| pattern.matches(name));
+        let plain = Learning { own, ..Learning::PLAIN };
+        self.groups.iter().find(names).map_or(plain, |group| Learning {
             lr_scale: group.lr_scale,
             weight_decay: group.weight_decay,
+            ..plain
         })
     }
 }
@@ -188,10 +194,12 @@ mod tests {
         let tuning = Tuning {
             frozen: vec![NamePattern::new("a")],
             groups: vec![group("*.weight", 2.0), group("*", 3.0)],
+            own: vec![NamePattern::new("a"), NamePattern::new("b.bias")],
             low_rank: None,
         };
         assert_eq!(tuning.of("a.weight"), Learning::FROZEN);
         assert_eq!((tuning.of("b.weight").lr_scale, tuning.of("b.bias").lr_scale), (2.0, 3.0));
+        assert_eq!(["a.bias", "b.weight", "b.bias"].map(|name| tuning.of(name).own), [false, false, true]);
         assert_eq!(Tuning::default().of("a.weight"), Learning::PLAIN);
     }
 

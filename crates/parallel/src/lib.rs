@@ -56,6 +56,7 @@ pub mod tree;
 pub use answer::AnswerRows;
 pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
 pub use forward::{compile_answer, compile_forward, standalone};
+pub use local_steps::{share_own, take_back_own};
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
 pub use plan::{LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates};

@@ -16,6 +16,11 @@
 //! A step of a rank is that of a lone one: its gradient is the mean over its own samples, and it is that gradient's norm that is
 //! clipped. Nothing is exchanged before the last step has been made, so a rank waits for others once in `n` steps.
 //!
+//! # Parameters of a rank's own
+//! Parameters that each replica keeps for itself ([`Learning::own`](polyreme_graph::Learning)) are in no exchange: they lie behind the
+//! others. Where one model is asked for, to evaluate or to save it, it has their mean for as long as that takes ([`share_own`],
+//! [`take_back_own`]).
+//!
 //! # The outer step
 //! With `g = w - mean(w_i)`, where `w` are the weights that all ranks had at the last exchange (DiLoCo, Douillard et al. 2023):
 //!
@@ -40,14 +45,18 @@
 //! Refused: scaled losses, whose scale all ranks change together; averages of weights that follow every step; logical shards; batch norms
 //! over all ranks.
 
-use polyreme_graph::memory::state_len;
-use polyreme_graph::{Axis, Collective, DType, Instr, Keeps, Region, Role, Weights, totals};
+use std::sync::Arc;
+
+use polyreme_graph::memory::{own_range, state_len};
+use polyreme_graph::{Axis, Body, Collective, DType, Instr, Keeps, Program, Region, Role, Weights, totals};
 
 use crate::plan::{LocalSteps, StepShape, Training};
 use crate::schedule::Lowering;
 
 /// Where the weights of the last exchange are kept for the outer step.
 const BEFORE: &str = "weights at the last exchange";
+/// Where a rank's own parameters are kept while their mean is in their place.
+const OWN: &str = "own parameters";
 
 /// A run of steps that this rank takes by itself, over which the program's microbatches are spread; then all ranks meet.
 ///
@@ -60,9 +69,10 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     );
     let (n_steps, len, learnt) = (shape.steps, totals::len(1), lowering.grad_len());
     let all_totals = lowering.program.buffer("totals of steps", DType::F64, n_steps * len);
-    let params = Region::Params(0..learnt);
+    let common = own_range(lowering.program.graph()).start;
+    let params = Region::Params(0..common);
     let before = local.outer.map(|outer| {
-        let before = lowering.program.buffer(BEFORE, DType::F32, learnt);
+        let before = lowering.program.buffer(BEFORE, DType::F32, common);
         lowering.push(Instr::Copy { from: params.clone(), into: before.clone() });
         (outer, before)
     });
@@ -93,8 +103,29 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
         program.instrs.push(Instr::Divide { of, by });
     }
     if let Some((outer, from)) = before {
-        program.instrs.push(Instr::Outer { params: 0..learnt, from, lr: outer.lr, momentum: outer.momentum });
+        program.instrs.push(Instr::Outer { params: 0..common, from, lr: outer.lr, momentum: outer.momentum });
     }
+}
+
+/// The program that puts the mean over all ranks in the place of the parameters that each keeps for itself; the body says which these
+/// are. What each had is kept until [`take_back_own`].
+pub fn share_own(ranks: usize, body: &Arc<Body>) -> Program {
+    let mut program = Program::empty(vec![body.clone()]);
+    let own = Region::Params(own_range(&body.graph));
+    let kept = program.buffer(OWN, DType::F32, program.len_of(&own));
+    program.instrs.push(Instr::Copy { from: own.clone(), into: kept });
+    program.exchange_now(Collective::AllReduce, Axis::Data, own.clone());
+    program.instrs.push(Instr::Divide { of: own, by: ranks });
+    program
+}
+
+/// The program that gives each rank its own parameters again.
+pub fn take_back_own(body: &Arc<Body>) -> Program {
+    let mut program = Program::empty(vec![body.clone()]);
+    let own = Region::Params(own_range(&body.graph));
+    let from = program.buffer(OWN, DType::F32, program.len_of(&own));
+    program.instrs.push(Instr::Copy { from, into: own });
+    program
 }
 
 /// The role of a rank in a step that it takes by itself.

@@ -14,7 +14,7 @@ use polyreme_exec::{
     StepArgs, Totals,
 };
 use polyreme_graph::{Axis, Body, Keeps};
-use polyreme_parallel::{Plan, Training, average_states};
+use polyreme_parallel::{Plan, Training, average_states, share_own, take_back_own};
 
 use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
@@ -83,6 +83,8 @@ pub struct Learner {
     runs: Option<Vec<Range<usize>>>,
     /// The program that averages states over the ranks, if they have their own.
     averaging: Option<usize>,
+    /// What each rank keeps of the parameters for itself, if it keeps any.
+    own: Option<OwnParams>,
     trial: Option<Trial>,
     /// What of its inputs the rank is fed.
     fed: Fed,
@@ -90,6 +92,15 @@ pub struct Learner {
     whole: WholeModel,
     /// Who has what of them, if several ranks have the model together and this is one of those that write it.
     apart: Option<Apart>,
+}
+
+/// Parameters that each rank keeps for itself.
+#[derive(Clone, Copy)]
+struct OwnParams {
+    /// The program that puts their mean in their place, and the one that takes them back.
+    programs: [usize; 2],
+    /// Whether all ranks have the same in their place now: their mean, or what a file has.
+    common: bool,
 }
 
 /// Bodies by their number of samples, and the length that texts are filled up to.
@@ -204,6 +215,7 @@ impl Learner {
             programs: vec![(owned(kind, true), 0)],
             runs: runs.clone(),
             averaging: None,
+            own: None,
             trial: None,
             fed,
             whole,
@@ -211,7 +223,7 @@ impl Learner {
             options,
         };
         let ready = learner.prepare(part, runs).and_then(|()| learner.prepare_averaging());
-        let ready = ready.and_then(|()| learner.prepare_apart());
+        let ready = ready.and_then(|()| learner.prepare_own()).and_then(|()| learner.prepare_apart());
         ready.inspect_err(|error| learner.comm().fail(&error.to_string()))?;
         Ok(learner)
     }
@@ -260,6 +272,18 @@ impl Learner {
         if role.ranks > 1 && apart && !self.engine.kept(Kept::States).is_empty() {
             let program = average_states(role.ranks, &self.engine.program().bodies[0]);
             self.averaging = Some(self.engine.add(program)?);
+        }
+        Ok(())
+    }
+
+    /// What each rank keeps for itself has a mean where one model is asked for.
+    fn prepare_own(&mut self) -> Result<(), TrainError> {
+        let ranks = self.engine.role().ranks;
+        if self.lowering.plan.local_steps().is_some() && self.engine.own_len() > 0 {
+            let body = self.engine.program().bodies[0].clone();
+            let programs =
+                [self.engine.add(share_own(ranks, &body))?, self.engine.add(take_back_own(&body))?];
+            self.own = Some(OwnParams { programs, common: false });
         }
         Ok(())
     }
@@ -365,6 +389,36 @@ impl Learner {
             self.engine.run()?;
         }
         Ok(())
+    }
+
+    /// Puts the mean over all ranks in the place of the parameters that each keeps for itself, as one model has them; whether there are any
+    /// to be taken back. Collective.
+    pub fn share_own(&mut self) -> Result<bool, TrainError> {
+        let Some(own) = self.own.as_mut().filter(|own| !own.common) else { return Ok(false) };
+        own.common = true;
+        self.engine.select(own.programs[0]);
+        self.engine.run()?;
+        Ok(true)
+    }
+
+    /// Gives each rank its own again.
+    pub fn take_back_own(&mut self) -> Result<(), TrainError> {
+        let own = self.own.as_mut().expect("what was shared");
+        own.common = false;
+        self.engine.select(own.programs[1]);
+        Ok(self.engine.run()?)
+    }
+
+    /// From here on all ranks have the same parameters, those of a file; or each its own among them.
+    pub(crate) fn set_own_common(&mut self, common: bool) {
+        if let Some(own) = &mut self.own {
+            own.common = common;
+        }
+    }
+
+    /// Whether each rank keeps parameters for itself.
+    pub(crate) fn has_own_params(&self) -> bool {
+        self.own.is_some()
     }
 
     /// Runs this rank's part of a step, or of several without a flush between them, and returns what each came to. Collective. `load` is

@@ -4,11 +4,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use polyreme_exec::{Counted, Engine, ExecError, Feed, Inputs, Kept, Options, StepArgs, Totals};
+use polyreme_exec::{Counted, Engine, ExecError, Feed, Inputs, Kept, Options, Slot, StepArgs, Totals};
 use polyreme_graph::{DType, Microbatch, Moments, Optimizer, Program};
 use polyreme_kernels::tally::Tally;
 use polyreme_parallel::tree::run_of;
-use polyreme_parallel::{LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule};
+use polyreme_parallel::{
+    LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule, share_own, take_back_own,
+};
 
 use crate::ranks::{BATCH, Case, Over, feed, on_ranks, step_graph};
 
@@ -23,6 +25,8 @@ struct Local {
     microbatches: usize,
     moments: DType,
     clip: Option<f64>,
+    /// Whether each rank keeps the last layer for itself.
+    own: bool,
     /// A step, counted over all runs, in which rank 1 is fed a number that is not finite.
     spoilt: Option<usize>,
 }
@@ -34,8 +38,12 @@ const PLAIN: Local = Local {
     microbatches: 1,
     moments: DType::F32,
     clip: None,
+    own: false,
     spoilt: None,
 };
+
+/// Parameters that a rank may keep for itself. Their gradients are ready first, so without a rule they would be first in the arena.
+const HEAD: &str = "b.";
 
 impl Local {
     fn training(&self) -> Training {
@@ -56,7 +64,11 @@ impl Local {
     /// A program for each of these numbers of steps, over one body.
     fn programs(&self, plan: &Plan, rank: usize, steps: &[usize]) -> Vec<Program> {
         let (cuts, training) = (self.cuts(rank), self.training());
-        let body = Arc::new(compile(&step_graph(cuts[0].len(), true), plan, &training, None).unwrap());
+        let mut graph = step_graph(cuts[0].len(), true);
+        for param in &mut graph.params {
+            param.learning.own = self.own && param.name.starts_with(HEAD);
+        }
+        let body = Arc::new(compile(&graph, plan, &training, None).unwrap());
         let microbatches: Vec<_> =
             cuts.iter().map(|r| Microbatch { body: 0, first_sample: r.start }).collect();
         let program = |steps: &usize| {
@@ -141,8 +153,36 @@ fn ranks(local: Local) -> Vec<Result<Ended, ExecError>> {
             first += steps;
             assert_eq!(engine.steps_done(), first as u64);
         }
+        if local.own {
+            one_model(&mut engine);
+        }
         Ok((kept(&engine), totals))
     })
+}
+
+/// Where one model is asked for, the mean of what ranks keep for themselves is in it, and then each has its own again, which can be gathered and scattered.
+fn one_model(engine: &mut Engine) {
+    let (ranks, len) = (engine.role().ranks, engine.own_len());
+    assert_eq!(len, engine.own_slots().iter().map(|slot| slot.range.len().next_multiple_of(16)).sum());
+    let at = engine.kept(Kept::Params).len() - len;
+    let body = engine.program().bodies[0].clone();
+    let programs = [share_own(ranks, &body), take_back_own(&body)].map(|p| engine.add(p).unwrap());
+    let all = engine.gather_own().unwrap();
+    let mine = engine.kept(Kept::Params).to_vec();
+    engine.select(programs[0]);
+    engine.run().unwrap();
+    let shared = engine.kept(Kept::Params).to_vec();
+    assert_eq!(shared[..at], mine[..at]);
+    for (i, x) in shared[at..].iter().enumerate().filter(|_| !all.is_empty()) {
+        let sum: f32 = (0..ranks).map(|rank| all[rank * len + i]).sum();
+        assert!((x - sum / ranks as f32).abs() < 1e-6, "{x} is the mean");
+    }
+    engine.select(programs[1]);
+    engine.run().unwrap();
+    assert_eq!(engine.kept(Kept::Params), mine);
+    engine.kept_mut(Kept::Params)[at..].fill(0.0);
+    engine.scatter_own((!all.is_empty()).then_some(&all[..])).unwrap();
+    assert_eq!(engine.kept(Kept::Params), mine);
 }
 
 /// The same with lone engines.
@@ -153,6 +193,8 @@ fn twin(local: Local) -> Vec<Ended> {
     };
     let mut engines: Vec<Engine> = (0..local.ranks).map(engine).collect();
     let mut velocity = vec![0.0f32; engines[0].kept(Kept::Params).len()];
+    let is_own = |slot: &Slot| local.own && slot.name.starts_with(HEAD);
+    let own: Vec<Slot> = engines[0].param_slots().into_iter().filter(is_own).collect();
     let (mut totals, mut first) = (Vec::new(), 0);
     for steps in RUNS {
         let before = engines[0].kept(Kept::Params).to_vec();
@@ -182,7 +224,13 @@ fn twin(local: Local) -> Vec<Ended> {
                     *w = from - lr * (g + momentum * *v);
                 }
             }
-            engines.iter_mut().for_each(|engine| engine.kept_mut(what).copy_from_slice(&mean));
+            for engine in &mut engines {
+                let before = engine.kept(what).to_vec();
+                engine.kept_mut(what).copy_from_slice(&mean);
+                for slot in own.iter().filter(|_| what == Kept::Params) {
+                    engine.kept_mut(what)[slot.range.clone()].copy_from_slice(&before[slot.range.clone()]);
+                }
+            }
         }
     }
     engines.iter().map(|engine| (kept(engine), totals.clone())).collect()
@@ -205,6 +253,7 @@ fn check(local: Local) {
         assert_eq!(totals.len(), twins.len());
     }
     assert_ne!(got[0].0[2], got[1].0[2], "each rank has moments of its own");
+    assert_eq!(got[0].0[0] != got[1].0[0], local.own, "and parameters, if it is to keep some");
 }
 
 #[test]
@@ -216,6 +265,15 @@ fn ranks_by_themselves_are_lone_ranks_that_are_averaged() {
     }
     check(Local { outer, moments: DType::Bf16, ..PLAIN });
     check(Local { ranks: 3, outer, ..PLAIN });
+}
+
+#[test]
+fn ranks_keep_parameters_for_themselves() {
+    let outer = Some(OuterStep { lr: 0.7, momentum: 0.9 });
+    for over in [Over::Threads, Over::SharedMemory, Over::Sockets] {
+        check(Local { over, own: true, ..PLAIN });
+    }
+    check(Local { ranks: 3, own: true, outer, microbatches: 2, clip: Some(0.1), ..PLAIN });
 }
 
 #[test]

@@ -143,6 +143,91 @@ fn a_rule_turns_the_dial_with_the_bits_of_resume() {
     assert!(numbers("ruled-ps") == want, "the same bits");
 }
 
+/// Numbers of a tensor in a file of weights.
+fn tensor(file: &Path, name: &str) -> Vec<f32> {
+    let bytes = fs::read(file).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let [from, to] = [0, 1].map(|k| 8 + len + header[name]["data_offsets"][k].as_u64().unwrap() as usize);
+    bytes[from..to].chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+}
+
+/// What a rank keeps for itself is not sent, is saved for each, and comes back bit for bit; one model has the mean of it.
+#[test]
+fn ranks_keep_a_head_of_their_own() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 15\nkeep = 9");
+    let folder = folder(&job);
+    let own = ["--set", "parallel.own=[\"9\"]"];
+    let common = train(folder.path(), "common", &[&OVER_SOCKETS, &LOCAL]);
+    let run = train(folder.path(), "run", &[&OVER_SOCKETS, &LOCAL, &OUTER, &own]);
+    let sent = |run: &Value| run["wire_bytes"].as_u64().unwrap();
+    // Of 43,056 numbers with what fills up cache lines, the head is 640 and 16; ranks meet after 10, 15, 20, 30 and 40 steps, and each sends half of
+    // the numbers twice.
+    assert_eq!(sent(&common) - sent(&run), 2 * 4 * 656 * 5, "{run}");
+    let file = |run: &str| folder.path().join(run).join("model.safetensors");
+    let whole = fs::read(file("run")).unwrap();
+    for step in [15, 30] {
+        let of = |name: &str| {
+            let at = folder.path().join(format!("run/checkpoints/step-{step:08}"));
+            tensor(
+                &at.join(if name.starts_with("rank") { "own-of-ranks" } else { "model" })
+                    .with_extension("safetensors"),
+                name,
+            )
+        };
+        let (a, b, mean) = (of("rank0.9.weight"), of("rank1.9.weight"), of("9.weight"));
+        assert!(a != b && mean.iter().zip(a.iter().zip(&b)).all(|(m, (a, b))| *m == (a + b) / 2.0));
+        assert_eq!(mean.len(), 640);
+    }
+    // What was evaluated is the model that was written.
+    let eval = json(folder.path(), &["eval", "run", "--json"]).pop().unwrap();
+    assert_eq!(eval["metrics"]["test_accuracy"], run["metrics"]["test_accuracy"], "{eval}");
+    let from = "run/checkpoints/step-00000015";
+    let copy = |to: &str| {
+        let to = folder.path().join(to).join("checkpoints/step-00000015");
+        fs::create_dir_all(&to).unwrap();
+        for file in fs::read_dir(folder.path().join(from)).unwrap().flatten() {
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    };
+    ["turned", "three"].into_iter().for_each(copy);
+    json(folder.path(), &[&["resume", from][..], &OVER_SOCKETS].concat());
+    assert!(fs::read(file("run")).unwrap() == whole, "the same bits");
+    // Over shared memory and from threads they are the same too.
+    for (output, how) in [("shm", ["--processes", "2", "--json"]), ("threads", ["--ranks", "2", "--json"])] {
+        train(folder.path(), output, &[&how, &LOCAL, &OUTER, &own]);
+        assert_eq!(tensor(&file(output), "9.weight"), tensor(&file("run"), "9.weight"), "{output}");
+    }
+    // Ranks that have all in common start from the mean, as does another number of ranks.
+    let turn = ["resume", "turned", "--set", "parallel.sync=allreduce"];
+    let refused = polyreme(folder.path(), &[&turn[..], &OVER_SOCKETS].concat());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("or own = []"), "{said}");
+    let turned = json(folder.path(), &[&turn[..], &["--set", "parallel.own=[]"], &OVER_SOCKETS].concat());
+    assert_eq!(turned.last().unwrap()["steps"], 40);
+    let three = json(folder.path(), &["resume", "three", "--ranks", "3", "--json"]).pop().unwrap();
+    assert_eq!(three["steps"], 40);
+}
+
+/// A pattern must name something that is learnt, and leave something.
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let folder = folder(&digits("steps = 4"));
+    for (own, freeze, want) in [
+        ("[\"head\"]", "[]", "`parallel.own`: the model has no parameter \"head\""),
+        ("[\"0\"]", "[\"0\"]", "all that are called so are frozen"),
+        ("[\"*\"]", "[]", "ranks would have nothing to agree on"),
+    ] {
+        let (own, freeze) = (format!("parallel.own={own}"), format!("model.freeze={freeze}"));
+        let args = ["train", "job.toml", "--set", &own, "--set", &freeze, "--ranks", "2", "--output", "run"];
+        let out = polyreme(folder.path(), &[&args[..], &LOCAL].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(2) && said.contains(want), "{said}");
+        assert!(!folder.path().join("run").exists(), "no folder is made");
+    }
+}
+
 /// The planner knows sums in every step alone, and says so.
 #[test]
 fn plans_are_for_sums_in_every_step() {

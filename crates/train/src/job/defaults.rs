@@ -263,6 +263,7 @@ impl Default for ParallelSpec {
             sync: SyncKind::AllReduce,
             turn: None,
             every: 50,
+            own: Vec::new(),
             outer: None,
             staleness: 3,
             servers: 1,

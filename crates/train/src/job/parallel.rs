@@ -11,6 +11,7 @@ use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::store::address;
 use super::sync::{self, EVERY_MAX, STALENESS_MAX, SyncKind};
+use super::tuning::patterns;
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
 
@@ -37,6 +38,7 @@ section! { ParallelSpec => {
         "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
         "every" => !s.agrees_by(SyncKind::Local),
+        "own" => s.own.is_empty(),
         "staleness" => !s.agrees_by(SyncKind::PsBounded),
         "servers" => !s.syncs().any(SyncKind::has_servers),
         _ => false,
@@ -111,6 +113,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         every: whole(1..=EVERY_MAX) => |s| Some(&mut s.every); or "50";
         /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
         outer: maybe(table()) => |s| Some(&mut s.outer);
+        /// with `sync = "local"`: parameters that each rank keeps for itself, as names or paths of layers with `*` for any characters: `["head.*"]`
+        own: patterns() => |s| Some(&mut s.own); or "none";
         /// with `sync = "ps-bounded"`: how many steps a rank may be ahead of the slowest when it asks for weights
         staleness: whole(0..=STALENESS_MAX) => |s| Some(&mut s.staleness); or "3";
         /// with `sync = "ps"`, `"ps-bounded"` or `"ps-async"`: how many parameter servers hold the weights; the first ranks host one each

@@ -407,6 +407,8 @@ pub struct ParallelSpec {
     pub turn: Option<SyncTurn>,
     /// With local steps: how many from one exchange of weights to the next, at most.
     pub every: usize,
+    /// With local steps: patterns of parameters that each replica keeps for itself.
+    pub own: Vec<String>,
     /// With local steps: the outer step; `None`: weights become the mean of the replicas'.
     pub outer: Option<OuterSpec>,
     /// With `"ps-bounded"`: how far a rank may be ahead of the slowest.

@@ -167,6 +167,17 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
 fn check_way(spec: &ParallelSpec, c: &Cursor) {
     check_servers(spec, c);
     if spec.sync != SyncKind::Local {
+        if !spec.own.is_empty() {
+            let message = format!(
+                "`parallel.own` names parameters that replicas keep for themselves, and with `sync = \"{}\"` they have all in common",
+                spec.sync.name()
+            );
+            c.fault(
+                "own",
+                message,
+                "write sync = \"local\", or own = []: a run that goes on starts from their mean",
+            );
+        }
         // A run that goes on with another way to agree has them from before.
         for key in ["every", "outer"].into_iter().filter(|key| c.has(key) && !c.has("sync")) {
             let message = format!("`parallel.{key}` is for replicas that take steps of their own");

@@ -171,6 +171,7 @@ impl Job {
             learn: patterns(&lora.learn),
         });
         let groups = self.train.groups.iter().map(group).collect();
-        Tuning { frozen: patterns(&self.model.freeze), groups, low_rank }
+        let own = patterns(&self.parallel.own);
+        Tuning { frozen: patterns(&self.model.freeze), groups, low_rank, own }
     }
 }

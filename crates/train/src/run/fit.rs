@@ -285,11 +285,14 @@ impl Prepared {
         // What codes have lost on each rank, gathered.
         let kept =
             kept + if plan.wire.is_some() && ranks > 1 { F32_BYTES * plan.mesh.data * params } else { 0 };
-        // What the optimizer keeps on each rank, where they take steps by themselves; and the velocity of outer steps.
+        // What the optimizer keeps on each rank, where they take steps by themselves, and its own parameters; and the velocity of outer steps.
         let kept = kept
             + match plan.local_steps() {
                 Some(local) => {
-                    F32_BYTES * (plan.mesh.data * moments + usize::from(local.outer.is_some()) * params)
+                    let own = graph.params.iter().filter(|p| p.learning.own);
+                    let own: usize = own.map(|p| graph.shape(p.value).numel()).sum();
+                    F32_BYTES
+                        * (plan.mesh.data * (moments + own) + usize::from(local.outer.is_some()) * params)
                 }
                 None => 0,
             };

@@ -82,6 +82,7 @@ impl Run {
     fn scores(&mut self, set: &Arc<dyn Dataset>) -> Result<Measured, TrainError> {
         self.learner.average_states()?;
         self.learner.swap_average()?;
+        let shared = self.learner.share_own()?;
         let transform = self.prepared.plain_transform(set.as_ref())?;
         // Workers that take whole steps share an evaluation all the same.
         let weights = match self.prepared.learner.plan.is_free() {
@@ -90,6 +91,9 @@ impl Run {
         };
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");
         let scores = evaluate(&mut judge, set, &transform, 1, &weights)?;
+        if shared {
+            self.learner.take_back_own()?;
+        }
         self.learner.swap_average()?;
         Ok(scores)
     }

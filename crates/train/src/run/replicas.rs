@@ -5,6 +5,9 @@
 //! stands where the moments of other runs do. As many ranks go on with their own, and come to the same bits; another number of ranks, and ranks that
 //! sum gradients in every step, start from the mean. So the way in which ranks agree can be changed between checkpoint and `resume`.
 //!
+//! Parameters that each rank keeps for itself (`parallel.own`) are treated alike: `model.safetensors` has their mean over the ranks, which is
+//! what is evaluated and shipped too, and a file beside it has those of each.
+//!
 //! The velocity of outer steps is the same on all ranks. A checkpoint without it is of a run that had none: it starts from zero.
 
 use std::sync::Arc;
@@ -13,13 +16,16 @@ use polyreme_dtype::DType;
 use polyreme_exec::{Kept, floats};
 
 use super::snapshot::{of_ranks, table};
-use crate::checkpoint::{Loaded, Shard, TensorAt};
+use crate::checkpoint::{Loaded, Shard, TensorAt, TensorShape};
 use crate::error::TrainError;
 use crate::install::{install_kept, install_numbers};
 use crate::learner::Learner;
 
 /// The velocity of outer steps.
 const VELOCITY_FILE: &str = "velocity.safetensors";
+
+/// The parameters that each rank keeps for itself.
+const OWN_FILE: &str = "own-of-ranks.safetensors";
 
 /// The file of an arena that each rank has for itself.
 fn file_of(what: Kept) -> &'static str {
@@ -77,6 +83,52 @@ pub(super) fn restore_moments(
     }
     engine.scatter_wide_to_each(what, moments.as_deref())?;
     Ok(true)
+}
+
+/// What each rank keeps of the parameters for itself, of all ranks on rank 0, if there are any. From here on their mean is in their place, until they
+/// are taken back. Collective.
+pub(super) fn gather_own(learner: &mut Learner) -> Result<Option<Vec<f32>>, TrainError> {
+    if !learner.has_own_params() {
+        return Ok(None);
+    }
+    let own = learner.engine_mut().gather_own()?;
+    learner.share_own()?;
+    Ok(Some(own))
+}
+
+/// The file of what [`gather_own`] gave.
+pub(super) fn own_shard(learner: &Learner, data: Vec<f32>) -> Shard {
+    let engine = learner.engine();
+    let tensors = table(of_ranks(&engine.own_slots(), engine.own_len(), engine.role().ranks));
+    Shard { file: OWN_FILE.into(), dtype: DType::F32, tensors, lent: None, asked: None, data }
+}
+
+/// Gives each rank its own parameters, if the checkpoint is of as many ranks that had their own; otherwise all start from what
+/// the model of the checkpoint has. Collective.
+pub(super) fn restore_own(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
+    if !learner.has_own_params() {
+        return Ok(());
+    }
+    learner.set_own_common(false);
+    let engine = learner.engine();
+    let slots = of_ranks(&engine.own_slots(), engine.own_len(), engine.role().ranks);
+    let whole: Vec<_> =
+        slots.iter().map(|s| TensorShape { name: s.name.clone(), dims: s.dims.clone() }).collect();
+    let file = loaded.and_then(|loaded| loaded.file(OWN_FILE));
+    let file = file.filter(|file| file.shapes.len() == whole.len());
+    let mut there = [i64::from(file.is_some())];
+    learner.comm().broadcast(&mut there, 0)?;
+    if there == [0] {
+        return Ok(());
+    }
+    let engine = learner.engine_mut();
+    let mut own = None;
+    if engine.is_writer() {
+        let mut all = floats(engine.own_len() * engine.role().ranks, "the own parameters of all ranks")?;
+        install_numbers(engine, &mut all, &slots, &whole, file)?;
+        own = Some(all);
+    }
+    Ok(engine.scatter_own(own.as_deref())?)
 }
 
 /// The velocity of outer steps, if there are; rank 0's to ask.

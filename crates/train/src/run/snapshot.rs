@@ -173,6 +173,7 @@ impl Tables {
             buffer.clear();
             make_room(&mut buffer, len, "the copy that a checkpoint is written from").map(|()| buffer)
         };
+        let own_params = replicas::gather_own(learner)?;
         let states = learner.engine_mut().gather_states()?;
         let loan = learner.engine_mut().lend().map(Arc::new);
         let lent = |what: Kept| loan.clone().map(|loan| (loan, what));
@@ -186,6 +187,10 @@ impl Tables {
             None => model.data.extend_from_slice(own),
         }
         let mut shards = vec![model];
+        if let Some(own) = own_params {
+            learner.take_back_own()?;
+            shards.push(replicas::own_shard(learner, own));
+        }
         shards.extend(states.map(|data| Shard {
             file: STATES_FILE.into(),
             dtype: DType::F32,
@@ -237,6 +242,9 @@ pub(super) fn table(slots: Vec<Slot>) -> Arc<[TensorAt]> {
 
 /// What other ranks than 0 do for a checkpoint. Collective, with [`Tables::snapshot`].
 pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
+    if replicas::gather_own(learner)?.is_some() {
+        learner.take_back_own()?;
+    }
     learner.engine_mut().gather_states()?;
     for (_, what) in moment_files(learner) {
         match learner.has_own_moments() {
@@ -254,6 +262,7 @@ pub(crate) fn hand_over(learner: &mut Learner) -> Result<(), TrainError> {
 pub(crate) fn restore(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(), TrainError> {
     restore_frozen(learner, loaded)?;
     restore_weights(learner, loaded)?;
+    replicas::restore_own(learner, loaded)?;
     restore_states(learner, loaded)?;
     let needed = |file: &str| loaded.map(|loaded| loaded.needed(file)).transpose();
     for (k, (file, what)) in moment_files(learner).enumerate() {
@@ -394,7 +403,9 @@ pub(crate) fn restore_weights(learner: &mut Learner, loaded: Option<&Loaded>) ->
         install(engine, &whole, needed(MODEL_FILE)?)?;
         engine.set_steps_done(step[0] as u64);
         Ok(())
-    })
+    })?;
+    learner.set_own_common(true);
+    Ok(())
 }
 
 /// Weights to start from, which rank 0 reads; it gets the number of batches that they have seen. Collective.

@@ -553,6 +553,7 @@ impl Run {
                 Some(step) => model_step = self.take_best(step, observer)?,
                 None => self.learner.average_states()?,
             }
+            self.learner.share_own()?;
             let dtype = self.prepared.job.output.dtype;
             self.learner.round_shipped(dtype)?;
             self.test(observer)?;

@@ -42,6 +42,25 @@ pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
     if graph.params.iter().all(|p| p.learning == Learning::FROZEN) {
         return Err(TrainError::AllFrozen);
     }
+    for pattern in &tuning.own {
+        let mut named = graph.params.iter().filter(|p| names(pattern, p)).peekable();
+        if named.peek().is_none() {
+            return Err(unknown("parallel.own", pattern, graph));
+        }
+        if named.all(|p| p.learning.frozen) {
+            let hint = "all that are called so are frozen; leave the pattern out".into();
+            return Err(TrainError::NoParameter {
+                key: "parallel.own",
+                pattern: pattern.text().into(),
+                hint,
+            });
+        }
+    }
+    if graph.params.iter().all(|p| p.learning.own || p.learning.frozen) {
+        let what =
+            "`own` names every parameter that is learnt, so ranks would have nothing to agree on; name fewer";
+        return Err(TrainError::Mesh(what.into()));
+    }
     Ok(())
 }
 

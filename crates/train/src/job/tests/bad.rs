@@ -840,6 +840,16 @@ fn ranks_and_shards() {
         "write sync = \"local\", or leave `every` out",
     );
     row(
+        "own = [\"head\"]",
+        "`parallel.own` names parameters that replicas keep for themselves, and with `sync = \"allreduce\"` they have all in common",
+        "write sync = \"local\", or own = []: a run that goes on starts from their mean",
+    );
+    row(
+        "own = [\"head\"]\nsync = { then = \"local\", after = 10 }",
+        "`parallel.own` names parameters that replicas keep for themselves, and with `sync = \"allreduce\"` they have all in common",
+        "write sync = \"local\", or own = []: a run that goes on starts from their mean",
+    );
+    row(
         "sync = \"local\"\nreproducible = true",
         "`parallel.sync = \"local\"` does not work with `reproducible`: what replicas learn by themselves depends on how many there are",
         "leave one of them out",

@@ -240,6 +240,7 @@ fn every_key_is_read() {
         sync: SyncKind::AllReduce,
         turn: None,
         every: 50,
+        own: Vec::new(),
         outer: None,
         staleness: 3,
         servers: 1,

@@ -466,6 +466,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                     after: n as u64,
                 }),
                 every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
+                own: if local && threads.is_none() { vec!["head.*".into()] } else { Vec::new() },
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
                 servers: 1,
