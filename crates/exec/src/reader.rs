@@ -250,6 +250,11 @@ impl Engine {
                 let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
                 vectors::add(&cx, into, from);
             }
+            Instr::Subtract { from, into } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (from, into) = self.memory.two_regions(loaded, &self.bodies, [from, into]);
+                vectors::subtract(&cx, into, from);
+            }
             Instr::DivideByWeight(of) => {
                 let weight = self.progress.totals[1];
                 let of = self.memory.region::<f32>(loaded, &self.bodies, of);

@@ -23,6 +23,15 @@ pub(crate) fn add(cx: &Cx, to: &mut [f32], from: &[f32]) {
     });
 }
 
+/// `to -= from`.
+pub(crate) fn subtract(cx: &Cx, to: &mut [f32], from: &[f32]) {
+    assert_eq!(to.len(), from.len(), "both have the same length");
+    cx.for_each_chunk(to, CHUNK, |i, to| {
+        let from = &from[i * CHUNK..i * CHUNK + to.len()];
+        to.iter_mut().zip(from).for_each(|(t, f)| *t -= f);
+    });
+}
+
 /// `average += share · (of - average)`.
 pub(crate) fn follow(cx: &Cx, average: &mut [f32], of: &[f32], share: f32) {
     assert_eq!(average.len(), of.len(), "an average for each element");

@@ -138,6 +138,7 @@ impl GradBuffers {
                 | Instr::Zero(_)
                 | Instr::Copy { .. }
                 | Instr::Add { .. }
+                | Instr::Subtract { .. }
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
                 | Instr::Push(_)

@@ -55,6 +55,9 @@ impl fmt::Display for Program {
                 Instr::Zero(of) => writeln!(f, "{} = 0", self.words(of))?,
                 Instr::Copy { from, into } => writeln!(f, "{} = {}", self.words(into), self.words(from))?,
                 Instr::Add { from, into } => writeln!(f, "{} += {}", self.words(into), self.words(from))?,
+                Instr::Subtract { from, into } => {
+                    writeln!(f, "{} -= {}", self.words(into), self.words(from))?;
+                }
                 Instr::DivideByWeight(of) => writeln!(f, "{} /= weight of the step", self.words(of))?,
                 Instr::Divide { of, by } => writeln!(f, "{} /= {by}", self.words(of))?,
                 Instr::Start(i) => writeln!(f, "start {i}: {}", self.describe(&self.exchanges[*i]))?,

@@ -160,6 +160,7 @@ impl Program {
             Instr::Zero(_) => combine("zero"),
             Instr::Copy { .. } => combine("copy"),
             Instr::Add { .. } => combine("add"),
+            Instr::Subtract { .. } => combine("subtract"),
             Instr::DivideByWeight(_) | Instr::Divide { .. } => combine("divide"),
             Instr::Squares { .. } => combine("squares"),
             Instr::PutBack { .. } => combine("put back"),

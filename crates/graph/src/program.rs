@@ -325,6 +325,13 @@ pub enum Instr {
         /// To what.
         into: Region,
     },
+    /// `into -= from`.
+    Subtract {
+        /// What is subtracted.
+        from: Region,
+        /// From what.
+        into: Region,
+    },
     /// Divides by the weight of the whole step.
     DivideByWeight(Region),
     /// Divides by a count.

@@ -2,7 +2,7 @@
 //! program for a run of `n` steps, from common weights to common weights.
 //!
 //! ```text
-//!  weights at the last exchange = params           only with an outer step
+//!  weights at the last exchange = params           only with an outer step, or coded
 //!  ── step 0: load, forward, backward, judge own, clip, update      as a lone rank, with its part of the batch
 //!     next step
 //!  ── step 1 ...
@@ -32,10 +32,21 @@
 //! `lr = 1` and `momentum = 0` is plain averaging, but for rounding. `w` is a copy that the program makes when it begins, where all ranks
 //! have the same weights; only the velocity outlives a program. All ranks compute the same from the same sums.
 //!
+//! # Fewer bytes
+//! With a format on the wire, what travels is how far a rank's weights have come since the last exchange, `w_i - w`, with feedback of what the codes
+//! lost. All ranks decode the same sum, and so go on with the same weights `w + sum / ranks`.
+//!
+//! ```text
+//!  params -= weights at the last exchange
+//!  sum params over the ranks, coded; params /= ranks
+//!  params += weights at the last exchange
+//! ```
+//!
 //! # What it costs
 //! - Bytes: for `n` steps one all-reduce of parameters and states, and of 9 numbers for each step. All-reduce in every step sends `n` times
 //!   as many.
-//! - Memory: weights and optimizer state are each rank's own, also where ranks share memory. With an outer step, the parameters twice more.
+//! - Memory: weights and optimizer state are each rank's own, also where ranks share memory. With an outer step, the parameters twice more; with a
+//!   format on the wire too (once more with both), and its codes.
 //! - What is learnt is not what one rank would learn with the whole batch: the noise of `ranks` short runs is averaged instead of their gradients.
 //!
 //! # Numbers that are not finite
@@ -45,11 +56,13 @@
 //! Refused: scaled losses, whose scale all ranks change together; averages of weights that follow every step; logical shards; batch norms
 //! over all ranks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_graph::memory::{own_range, state_len};
 use polyreme_graph::{Axis, Body, Collective, DType, Instr, Keeps, Program, Region, Role, Weights, totals};
 
+use crate::buckets::cuts;
 use crate::plan::{LocalSteps, StepShape, Training};
 use crate::schedule::Lowering;
 
@@ -71,10 +84,10 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     let all_totals = lowering.program.buffer("totals of steps", DType::F64, n_steps * len);
     let common = own_range(lowering.program.graph()).start;
     let params = Region::Params(0..common);
-    let before = local.outer.map(|outer| {
+    let before = (local.outer.is_some() || lowering.wire.is_some()).then(|| {
         let before = lowering.program.buffer(BEFORE, DType::F32, common);
         lowering.push(Instr::Copy { from: params.clone(), into: before.clone() });
-        (outer, before)
+        before
     });
     let role = std::mem::replace(&mut lowering.role, alone(learnt));
     lowering.by_itself = true;
@@ -93,17 +106,35 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
         }
     }
     (lowering.role, lowering.by_itself) = (role, false);
-    let program = &mut lowering.program;
-    let by = lowering.role.ranks;
-    program.exchange_now(Collective::AllReduce, Axis::Data, all_totals.clone());
-    program.instrs.push(Instr::JudgeSteps(all_totals));
-    let states = Region::States(0..state_len(program.graph()));
-    for of in [params, states].into_iter().filter(|of| program.len_of(of) > 0).collect::<Vec<_>>() {
-        program.exchange_now(Collective::AllReduce, Axis::Data, of.clone());
-        program.instrs.push(Instr::Divide { of, by });
+    lowering.program.exchange_now(Collective::AllReduce, Axis::Data, all_totals.clone());
+    lowering.push(Instr::JudgeSteps(all_totals));
+    agree(lowering, local, 0..common, before.as_ref());
+    let states = Region::States(0..state_len(lowering.program.graph()));
+    if lowering.program.len_of(&states) > 0 {
+        let by = lowering.role.ranks;
+        lowering.program.exchange_now(Collective::AllReduce, Axis::Data, states.clone());
+        lowering.push(Instr::Divide { of: states, by });
     }
-    if let Some((outer, from)) = before {
-        program.instrs.push(Instr::Outer { params: 0..common, from, lr: outer.lr, momentum: outer.momentum });
+}
+
+/// All ranks come to the same weights, of a range of the parameters. `before` are those that they had in common at the last exchange, where that is
+/// needed.
+fn agree(lowering: &mut Lowering, local: LocalSteps, range: Range<usize>, before: Option<&Region>) {
+    let (of, by) = (Region::Params(range.clone()), lowering.role.ranks);
+    let before = before.map(|before| before.part(range.clone()));
+    let coded = before.clone().filter(|_| lowering.wire.is_some());
+    if let Some(from) = coded.clone() {
+        lowering.push(Instr::Subtract { from, into: of.clone() });
+    }
+    let sum = lowering.program.exchange(Collective::AllReduce, Axis::Data, of.clone());
+    lowering.code(sum, cuts(range.len(), by), range.clone());
+    lowering.program.instrs.extend([Instr::Start(sum), Instr::Wait(sum)]);
+    lowering.push(Instr::Divide { of: of.clone(), by });
+    if let Some(from) = coded {
+        lowering.push(Instr::Add { from, into: of });
+    }
+    if let (Some(outer), Some(from)) = (local.outer, before) {
+        lowering.push(Instr::Outer { params: range, from, lr: outer.lr, momentum: outer.momentum });
     }
 }
 

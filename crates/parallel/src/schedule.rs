@@ -266,7 +266,7 @@ pub(crate) struct Lowering {
     pub(crate) slot: usize,
     at_once: bool,
     /// The format in which gradients travel, if not as they are.
-    wire: Option<WireCodec>,
+    pub(crate) wire: Option<WireCodec>,
     /// The sums of buckets that were started in this round, in their order.
     sums: Vec<usize>,
     /// How many of them have been waited for and copied out of their buffers.
@@ -559,18 +559,18 @@ impl Lowering {
             false => Collective::AllReduce,
         };
         let sum = self.program.exchange(op, Axis::Data, of);
-        self.code(sum, k, range);
+        self.code(sum, self.cuts[k].clone(), range);
         self.push(Instr::Start(sum));
         self.sums.push(sum);
     }
 
-    /// Lets the sum of bucket `k` travel in fewer bytes, if the plan says so.
-    fn code(&mut self, sum: usize, k: usize, range: Range<usize>) {
+    /// Lets a sum of what belongs to a range of the parameters travel in fewer bytes, if the plan says so; the cuts say which part of it is whose.
+    pub(crate) fn code(&mut self, sum: usize, cuts: Arc<[usize]>, range: Range<usize>) {
         let Some(codec) = self.wire.filter(|_| self.role.ranks > 1) else { return };
         let residual = Region::Residual(range.clone());
         let coding = match codec {
             WireCodec::Blocks(codec) => {
-                let layout = CodedLayout::new(codec, self.cuts[k].clone(), self.role.rank);
+                let layout = CodedLayout::new(codec, cuts, self.role.rank);
                 let coded = self.common_buffer(CODES, DType::U8, layout.room());
                 Coding { layout: SumLayout::Blocks(layout.into()), residual, coded, factors: None }
             }

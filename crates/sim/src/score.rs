@@ -117,6 +117,7 @@ impl Score {
                 | Instr::Zero(_)
                 | Instr::Copy { .. }
                 | Instr::Add { .. }
+                | Instr::Subtract { .. }
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
                 | Instr::Push(_)

@@ -329,7 +329,9 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
         // As a step that updates: what was kept is not put back.
         Instr::PutBack { .. } => Vec::new(),
         Instr::Copy { from, .. } => copy(2.0 * bytes(from)),
-        Instr::Add { from, .. } => vec![Work::pass(WorkKind::Add, 3.0 * bytes(from))],
+        Instr::Add { from, .. } | Instr::Subtract { from, .. } => {
+            vec![Work::pass(WorkKind::Add, 3.0 * bytes(from))]
+        }
         Instr::DivideByWeight(of) | Instr::Divide { of, .. } => {
             vec![Work::pass(WorkKind::Add, 2.0 * bytes(of))]
         }

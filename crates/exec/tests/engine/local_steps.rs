@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use polyreme_exec::{Counted, Engine, ExecError, Feed, Inputs, Kept, Options, Slot, StepArgs, Totals};
-use polyreme_graph::{DType, Microbatch, Moments, Optimizer, Program};
+use polyreme_graph::{BlockCodec, DType, Microbatch, Moments, Optimizer, Program, WireCodec};
 use polyreme_kernels::tally::Tally;
 use polyreme_parallel::tree::run_of;
 use polyreme_parallel::{
@@ -27,6 +27,8 @@ struct Local {
     clip: Option<f64>,
     /// Whether each rank keeps the last layer for itself.
     own: bool,
+    /// The format in which differences of weights travel.
+    wire: Option<WireCodec>,
     /// A step, counted over all runs, in which rank 1 is fed a number that is not finite.
     spoilt: Option<usize>,
 }
@@ -39,6 +41,7 @@ const PLAIN: Local = Local {
     moments: DType::F32,
     clip: None,
     own: false,
+    wire: None,
     spoilt: None,
 };
 
@@ -110,6 +113,9 @@ impl Feed<ExecError> for OwnSteps {
 /// What a rank ends with: parameters, states and first moments; and by step its loss and samples.
 type Ended = (Vec<Vec<f32>>, Vec<(f64, Tally)>);
 
+/// Parameters and residual after a run.
+type AfterRun = [Vec<f32>; 2];
+
 fn options() -> Options {
     Options { seed: 3, ..Options::threads(1) }
 }
@@ -119,6 +125,10 @@ fn kept(engine: &Engine) -> Vec<Vec<f32>> {
 }
 
 fn ranks(local: Local) -> Vec<Result<Ended, ExecError>> {
+    ranks_by_run(local).into_iter().map(|outcome| outcome.map(|(ended, _)| ended)).collect()
+}
+
+fn ranks_by_run(local: Local) -> Vec<Result<(Ended, Vec<AfterRun>), ExecError>> {
     let case = Case {
         ranks: local.ranks,
         plan: Plan::alone(),
@@ -134,12 +144,13 @@ fn ranks(local: Local) -> Vec<Result<Ended, ExecError>> {
         let rank = comm.rank();
         let meets = Some(LocalSteps { outer: local.outer });
         // Where ranks share memory, weights are their own all the same.
-        let plan = Plan { mesh: Mesh::data(local.ranks), rank, local: meets, ..Plan::alone() };
+        let (mesh, wire) = (Mesh::data(local.ranks), local.wire);
+        let plan = Plan { mesh, rank, wire, local: meets, ..Plan::alone() };
         let plan = plan.kept(None, local.over != Over::Sockets);
         let mut programs = local.programs(&plan, rank, &RUNS).into_iter();
         let mut engine = Engine::join(programs.next().unwrap(), options(), comm)?;
         programs.try_for_each(|program| engine.add(program).map(drop))?;
-        let (mut totals, mut first) = (Vec::new(), 0);
+        let (mut totals, mut runs, mut first) = (Vec::new(), Vec::new(), 0);
         for (number, steps) in RUNS.into_iter().enumerate() {
             engine.select(number);
             let mut feed = local.steps(rank, first);
@@ -152,11 +163,12 @@ fn ranks(local: Local) -> Vec<Result<Ended, ExecError>> {
             totals.push(of(&last));
             first += steps;
             assert_eq!(engine.steps_done(), first as u64);
+            runs.push([Kept::Params, Kept::Residual].map(|what| engine.kept(what).to_vec()));
         }
         if local.own {
             one_model(&mut engine);
         }
-        Ok((kept(&engine), totals))
+        Ok(((kept(&engine), totals), runs))
     })
 }
 
@@ -284,4 +296,56 @@ fn all_ranks_hear_of_a_loss_that_is_not_finite() {
             assert_eq!((here, place.is_some()), (rank == 1, rank == 1), "step {spoilt}");
         }
     }
+}
+
+/// Differences that travel coded: all ranks go on with the same weights, and what these lack of the mean is what ranks have kept. The twin takes the same
+/// steps by itself, from the weights to which the ranks came.
+#[track_caller]
+fn check_coded(wire: WireCodec, ranks: usize) {
+    let local = Local { ranks, over: Over::Sockets, wire: Some(wire), ..PLAIN };
+    let got: Vec<Vec<AfterRun>> = ranks_by_run(local).into_iter().map(|outcome| outcome.unwrap().1).collect();
+    let engine = |rank: usize| {
+        let program = local.programs(&Plan::alone(), rank, &[1]).pop().unwrap();
+        Engine::new(program, options()).unwrap()
+    };
+    let mut engines: Vec<Engine> = (0..ranks).map(engine).collect();
+    let mut lost = vec![0.0f64; engines[0].kept(Kept::Params).len()];
+    let (mut first, mut most) = (0, 0.0f64);
+    for (run, steps) in RUNS.into_iter().enumerate() {
+        let before = engines[0].kept(Kept::Params).to_vec();
+        let mut sum = lost.clone();
+        for (rank, engine) in engines.iter_mut().enumerate() {
+            for step in first..first + steps {
+                let mut feed = local.steps(rank, step);
+                let args = feed.args(0).unwrap();
+                engine.step_with(&mut feed, args).unwrap();
+            }
+            let moved = engine.kept(Kept::Params).iter().zip(&before).map(|(w, b)| f64::from(w - b));
+            sum.iter_mut().zip(moved).for_each(|(sum, moved)| *sum += moved);
+        }
+        first += steps;
+        let [weights, _] = &got[0][run];
+        for rank in &got {
+            let same = rank[run][0].iter().zip(weights).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{wire:?}: all read the same weights");
+        }
+        lost = (0..lost.len()).map(|i| got.iter().map(|rank| f64::from(rank[run][1][i])).sum()).collect();
+        for (i, (w, b)) in weights.iter().zip(&before).enumerate() {
+            let want = f64::from(*b) + (sum[i] - lost[i]) / ranks as f64;
+            assert!((f64::from(*w) - want).abs() < 2e-6, "{wire:?}: {w} for {want}");
+        }
+        most = lost.iter().fold(most, |most, x| most.max(x.abs()));
+        engines.iter_mut().for_each(|engine| engine.kept_mut(Kept::Params).copy_from_slice(weights));
+    }
+    let exact = wire == WireCodec::Blocks(BlockCodec::TopK { ppm: 1_000_000 });
+    assert_eq!(most == 0.0, exact, "{wire:?} loses {most}");
+}
+
+#[test]
+fn differences_of_weights_travel_coded() {
+    for codec in BlockCodec::ALL.into_iter().chain([BlockCodec::TopK { ppm: 1_000_000 }]) {
+        check_coded(WireCodec::Blocks(codec), 2);
+    }
+    check_coded(WireCodec::Blocks(BlockCodec::Int8), 3);
+    check_coded(WireCodec::LowRank { rank: 2 }, 2);
 }

@@ -210,6 +210,57 @@ fn ranks_keep_a_head_of_their_own() {
     assert_eq!(three["steps"], 40);
 }
 
+/// Differences of weights travel in every format: ranks come to the accuracy of f32, and send the stated share of its bytes.
+#[test]
+fn differences_of_weights_take_fewer_bytes() {
+    let folder = folder(&digits("epochs = 8"));
+    let accuracy = |run: &Value| run["metrics"]["test_accuracy"].as_f64().unwrap();
+    // What is sent beside differences: 72 bytes for each of 160 steps, by each of two ranks.
+    let sent = |run: &Value| (run["wire_bytes"].as_u64().unwrap() - 2 * 72 * 160) as f64;
+    let plain = train(folder.path(), "f32", &[&OVER_SOCKETS, &LOCAL]);
+    assert!(accuracy(&plain) > 0.94, "{plain}");
+    let factors = (2 * (41 + 320 + 576 + 74) + 144) as f64 / 43_056.0;
+    let shares = [
+        ("kind = \"bf16\"", 0.5),
+        ("kind = \"int8\"", 0.25 + 1.0 / 256.0),
+        ("kind = \"topk\", share = 0.1", 0.15),
+        ("kind = \"onebit\"", 1.0 / 32.0 + 1.0 / 256.0),
+        ("kind = \"powersgd\"", factors),
+    ];
+    for (k, (wire, share)) in shares.into_iter().enumerate() {
+        let wire = format!("parallel.wire={{ force = true, {wire} }}");
+        let coded = train(folder.path(), &format!("coded{k}"), &[&OVER_SOCKETS, &LOCAL, &["--set", &wire]]);
+        let (a, b) = (accuracy(&coded), accuracy(&plain));
+        assert!(a > b - 0.02, "{wire}: {a} for {b}");
+        let ratio = sent(&coded) / sent(&plain);
+        assert!((ratio - share).abs() < 0.0025, "{wire}: {ratio} of the bytes for {share}");
+    }
+}
+
+/// What codes of differences lost is saved for each rank, and is no part of gradients.
+#[test]
+fn a_resumed_run_sends_what_codes_had_lost() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 15\nkeep = 9");
+    let folder = folder(&job);
+    let file = || fs::read(folder.path().join("run/model.safetensors")).unwrap();
+    let from = "run/checkpoints/step-00000015";
+    for wire in ["{ kind = \"topk\", force = true }", "{ kind = \"powersgd\", rank = 1, force = true, start = 12 }"] {
+        let wire = format!("parallel.wire={wire}");
+        train(folder.path(), "run", &[&OVER_SOCKETS, &LOCAL, &OUTER, &["--set", &wire]]);
+        let whole = file();
+        let residual = folder.path().join(from).join("residual-of-weights.safetensors");
+        assert!(fs::read(&residual).unwrap().windows(6).any(|w| w == b"rank1."), "each rank has its own");
+        json(folder.path(), &[&["resume", from][..], &OVER_SOCKETS].concat());
+        assert!(file() == whole, "{wire}: the same bits");
+        // Gradients from there on start with nothing lost.
+        let turned = ["resume", from, "--set", "parallel.sync=allreduce"];
+        let each = json(folder.path(), &[&turned[..], &OVER_SOCKETS].concat()).pop().unwrap();
+        assert_eq!(each["steps"], 40);
+        fs::remove_dir_all(folder.path().join("run")).unwrap();
+    }
+}
+
 /// A pattern must name something that is learnt, and leave something.
 #[test]
 fn what_cannot_be_kept_is_refused() {

@@ -105,7 +105,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         shard_gradients: auto(flag()) => ParallelSpec::shard_gradients_key, ParallelSpec::set_shard_gradients_key;
         /// how much of the gradients is reduced at once
         bucket_mib: within(BUCKET_MIB) => |s| Some(&mut s.bucket_mib);
-        /// the format in which gradients travel between ranks of `data` that are connected by a network, see below
+        /// the format in which gradients, or with `sync = "local"` differences of weights, travel between ranks of `data` that are connected by a
+        /// network, see below
         wire: table() => |s| Some(&mut s.wire); or "`\"f32\"`";
         /// how the ranks of `data` agree, see below and `docs/dial.md`
         sync: sync::sync() => ParallelSpec::sync_key, ParallelSpec::set_sync_key;

@@ -200,9 +200,6 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
             format!("works where each rank has the whole model and updates all of it, and not with `{key}`");
         refuse(&why, one_out);
     }
-    if spec.wire.is_coded() {
-        refuse("sends weights, and `wire` is a format of gradients", "leave `wire` out, or `sync`");
-    }
     if spec.balance == Balance::Auto {
         let why = "does not measure the speed of ranks, which `balance = \"auto\"` asks for";
         refuse(why, "leave `balance` out, or write one weight for each rank");

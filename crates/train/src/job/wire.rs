@@ -1,4 +1,4 @@
-//! `parallel.wire`: in which format gradients travel between ranks, and where nothing but f32 can.
+//! `parallel.wire`: in which format gradients, or differences of weights, travel between ranks, and where nothing but f32 can.
 
 use polyreme_graph::{BlockCodec, Optimizer, WireCodec};
 
@@ -6,6 +6,7 @@ use super::cursor::Cursor;
 use super::declare::{field, keys, kinds, section};
 use super::section::Section;
 use super::spec::{ParallelSpec, TrainSpec, Transport};
+use super::sync::SyncKind;
 use super::train::COUNT_MAX;
 use super::types::{flag, real, whole};
 
@@ -14,7 +15,7 @@ pub(super) const RANK_MAX: u64 = 1 << 10;
 /// Shares are counted in millionths.
 const SHARE_LEAST: f64 = 1e-6;
 
-/// The format of gradients on the wire.
+/// The format of gradients on the wire; of differences of weights, where ranks take steps by themselves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct WireSpec {
     /// Which one.
@@ -111,7 +112,7 @@ section! { WireSpec => {
         "int8" => |_| WireSpec::of(WireKind::Int8);
         /// the largest numbers exactly, a share of all, with their places: 1.5 times the share of the bytes
         "topk" => |_| WireSpec::of(WireKind::TopK { share: 0.01 });
-        /// a 28th of the bytes: signs, and a scale for each 256; for `sgd` only
+        /// a 28th of the bytes: signs, and a scale for each 256; of gradients for `sgd` only
         "onebit" => |_| WireSpec::of(WireKind::OneBit);
         /// matrices as products of `rank` columns and rows, which follow the gradients from step to step (PowerSGD of Vogels et al. 2019); other
         /// tensors as they are
@@ -163,7 +164,8 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
 
 /// What a format does not go together with in `[train]`; `c` is in `[parallel]`.
 pub(super) fn check_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
-    if spec.wire.kind != WireKind::OneBit {
+    // Differences of weights have been divided by sizes of gradients already.
+    if spec.wire.kind != WireKind::OneBit || spec.syncs().all(|sync| sync == SyncKind::Local) {
         return;
     }
     if let Optimizer::Sgd { .. } = train.optimizer.rule {

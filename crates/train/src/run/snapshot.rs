@@ -33,8 +33,8 @@ use crate::whole::of_rank;
 pub const AVERAGE_FILE: &str = "average.safetensors";
 /// The states of each rank, where they differ.
 pub(super) const STATES_FILE: &str = "states.safetensors";
-/// What codes of gradients have lost on each rank, where they travel coded.
-pub(super) const RESIDUAL_FILE: &str = "residual.safetensors";
+/// What codes have lost on each rank, where gradients travel coded; and where differences of weights do, of which it would be no help to a sum of gradients.
+const RESIDUAL_FILES: [&str; 2] = ["residual.safetensors", "residual-of-weights.safetensors"];
 pub(super) const MOMENT_FILES: [(&str, Kept); 2] =
     [("moment1.safetensors", Kept::Moment1), ("moment2.safetensors", Kept::Moment2)];
 
@@ -227,7 +227,7 @@ impl Tables {
         shards.extend(factors::shard(learner));
         if keeps_residual(learner) {
             let data = learner.engine_mut().gather_of_each(Kept::Residual)?;
-            let (file, tensors) = (RESIDUAL_FILE.into(), self.residuals.clone());
+            let (file, tensors) = (residual_file(learner).into(), self.residuals.clone());
             shards.push(Shard { file, dtype: DType::F32, tensors, lent: None, asked: None, data });
         }
         frame.snapshot(learner.steps_done(), shards)
@@ -296,7 +296,7 @@ fn restore_residuals(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(
     if !keeps_residual(learner) {
         return Ok(());
     }
-    let file = loaded.and_then(|loaded| loaded.file(RESIDUAL_FILE));
+    let file = loaded.and_then(|loaded| loaded.file(residual_file(learner)));
     let n_params = learner.whole().params.len();
     let mut before = [file.map_or(0, |file| file.shapes.len() / n_params.max(1)) as i64];
     learner.comm().broadcast(&mut before, 0)?;
@@ -323,7 +323,12 @@ fn restore_residuals(learner: &mut Learner, loaded: Option<&Loaded>) -> Result<(
     Ok(engine.scatter_to_each(Kept::Residual, residuals.as_deref())?)
 }
 
-/// Whether ranks keep what codes of gradients have lost; the same on all of them.
+/// Where that is kept.
+fn residual_file(learner: &Learner) -> &'static str {
+    RESIDUAL_FILES[usize::from(learner.has_own_moments())]
+}
+
+/// Whether ranks keep what codes have lost; the same on all of them.
 fn keeps_residual(learner: &Learner) -> bool {
     !learner.engine().kept(Kept::Residual).is_empty()
 }

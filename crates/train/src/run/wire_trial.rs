@@ -9,7 +9,7 @@ use polyreme_graph::{BlockCodec, WireCodec};
 
 use super::prepared::Prepared;
 use crate::error::TrainError;
-use crate::job::{WireKind, WireSpec};
+use crate::job::{SyncKind, WireKind, WireSpec};
 
 /// A format must take less than this share of what f32 takes: a gain that is smaller may be chance.
 const GAIN: f64 = 0.95;
@@ -45,8 +45,12 @@ impl Prepared {
             return Ok(self);
         }
         let (name, mib) = (wire.name(), TRIAL_BYTES >> 20);
+        let of = match self.job.parallel.sync {
+            SyncKind::Local => "differences of weights",
+            SyncKind::AllReduce | SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync => "gradients",
+        };
         Err(TrainError::Mesh(format!(
-            "`wire = \"{name}\"` gains nothing here: a sum of {mib} MiB of gradients takes {:.2} ms as {name} and {:.2} ms as f32; leave `wire` out, \
+            "`wire = \"{name}\"` gains nothing here: a sum of {mib} MiB of {of} takes {:.2} ms as {name} and {:.2} ms as f32; leave `wire` out, \
              write \"auto\", or insist with wire = {{ kind = \"{name}\", force = true }}",
             coded * 1e3,
             plain * 1e3

@@ -870,9 +870,14 @@ fn ranks_and_shards() {
         "leave one of them out",
     );
     row(
-        "sync = \"local\"\nwire = \"int8\"",
-        "`parallel.sync = \"local\"` sends weights, and `wire` is a format of gradients",
-        "leave `wire` out, or `sync`",
+        "sync = \"local\"\nwire = \"int8\"\ntransport = \"shm\"",
+        "`parallel.wire = \"int8\"` is for ranks that are connected by a network; those that share memory send nothing",
+        "leave `wire` out, or write transport = \"tcp\"",
+    );
+    row(
+        "sync = { then = \"local\", after = 9 }\nwire = \"onebit\"\n[train]\noptimizer = \"lion\"",
+        "`parallel.wire = \"onebit\"` does not work with the optimizer \"lion\": signs of gradients say nothing of their sizes, which it needs",
+        "choose sgd, or wire = \"int8\"",
     );
     row(
         "sync = \"local\"\nbalance = \"auto\"",

@@ -536,6 +536,15 @@ fn replicas_may_take_steps_of_their_own() {
 }
 
 #[test]
+fn differences_of_weights_may_be_coded() {
+    for wire in ["int8", "onebit", "topk", "auto", "powersgd"] {
+        let lines =
+            format!("{SMALL}[train]\noptimizer = \"lion\"\n[parallel]\nsync = \"local\"\nwire = \"{wire}\"");
+        assert_eq!(good(&lines, &[]).parallel.wire.name(), wire);
+    }
+}
+
+#[test]
 fn reproducible_steps_have_shards() {
     let parallel = |lines: &str| good(&format!("{SMALL}[parallel]\n{lines}"), &[]).parallel;
     assert_eq!(parallel("reproducible = true").shards, 8);

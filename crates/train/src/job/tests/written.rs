@@ -426,7 +426,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let whole = tensor * stage * sequence == 1 && !shard_weights && !shard_gradients;
             let over_network = !matches!(transport, Transport::Local | Transport::Shm);
             let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
-            // Replicas that take steps of their own have the whole model too, and nothing is coded or measured.
+            // Replicas that take steps of their own have the whole model too, and nothing is measured.
             let local = coded && encrypt == Some(true) && !sync_batch_norm && balance != Balance::Auto;
             let kinds = [
                 WireKind::F32,
@@ -458,7 +458,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 shard_optimizer,
                 shard_gradients,
                 bucket_mib,
-                wire: if coded && !local { wire } else { WireSpec::default() },
+                wire: if coded { wire } else { WireSpec::default() },
                 sync: if local { SyncKind::Local } else { SyncKind::AllReduce },
                 turn: threads.filter(|_| local).map(|n| SyncTurn {
                     start: SyncKind::Local,
