@@ -92,6 +92,8 @@ pub(crate) struct StepProgress {
     earlier: Vec<Totals>,
     /// How many steps follow the present one.
     steps_left: usize,
+    /// Whether this rank has left the steps that it takes by itself before the last of them.
+    left: bool,
     /// The loss of an earlier step, if it was not finite.
     late: Option<f64>,
     /// Bytes that steps of training have sent, all of them together.
@@ -114,7 +116,7 @@ impl StepProgress {
         (self.grad_norm, self.waited, self.not_finite, self.skipped) = (None, Duration::ZERO, None, false);
         self.earlier.clear();
         self.steps_left = program.instrs.iter().filter(|instr| matches!(instr, Instr::NextStep)).count();
-        (self.drawn_at, self.first_step, self.late) = (None, None, None);
+        (self.drawn_at, self.first_step, self.late, self.left) = (None, None, None, false);
     }
 }
 
@@ -167,7 +169,12 @@ impl Engine {
             client.begin(self.memory.state.step);
         }
         let (entered, step, sent) = (self.clock(), self.step_number(&loaded), self.sent_bytes());
+        let mut n_left_out = 0;
         for instr in &loaded.program.instrs {
+            if self.progress.left && !matches!(instr, Instr::Together) {
+                n_left_out += usize::from(matches!(instr, Instr::Start(_)));
+                continue;
+            }
             let began = self.clock();
             if self.arrival.is_some() && changes_learnt(instr) {
                 self.arrive()?;
@@ -183,7 +190,7 @@ impl Engine {
         // No communication happens that the program does not list.
         let called = self.group.as_ref().map_or(0, |group| group.comms.n_calls()) - called;
         debug_assert_eq!(
-            called as usize,
+            called as usize + n_left_out,
             loaded.program.exchanges.len(),
             "exchanges that were made and listed"
         );
@@ -291,6 +298,19 @@ impl Engine {
                     Some(block) => vectors::squares_by_block(&cx, grads, *block, squares),
                 }
             }
+            Instr::SquaresApart { of, from, into } => {
+                let cx = Cx { isa: self.options.isa, par: &*self.pool };
+                let (of, from) = self.memory.two_regions::<f32, f32>(loaded, &self.bodies, [of, from]);
+                let squares = vectors::squares_apart(&cx, of, from);
+                self.memory.region::<f64>(loaded, &self.bodies, into)[0] += squares;
+            }
+            Instr::Leave { movement, drift } => {
+                let movement = self.memory.region::<f64>(loaded, &self.bodies, movement);
+                // Of what is no number all ranks find out together.
+                let is_near = (movement[0] / movement[1]).sqrt() <= *drift;
+                self.progress.left = !is_near;
+            }
+            Instr::Together => self.progress.left = false,
             Instr::Clip { squares, max_norm } => {
                 let squares: f64 = self.memory.region::<f64>(loaded, &self.bodies, squares).iter().sum();
                 let norm =
@@ -568,12 +588,13 @@ impl Engine {
         self.fail_not_finite(loaded, loss)
     }
 
-    /// Records the totals of all steps of a program, over all ranks; an error if the loss of one is not finite.
+    /// Records the totals of all steps of a program that were made, over all ranks; an error if the loss of one is not finite.
     fn judge_steps(&mut self, loaded: &Loaded, of: &Region) -> Result<(), ExecError> {
         let numbers = self.memory.region::<f64>(loaded, &self.bodies, of);
         let progress = &mut self.progress;
         let mut first_bad = None;
-        for (step, numbers) in numbers.chunks_exact(totals::len(1)).enumerate() {
+        let n_done = progress.earlier.len() + 1;
+        for (step, numbers) in numbers.chunks_exact(totals::len(1)).take(n_done).enumerate() {
             let (sums, samples) = read_totals(numbers);
             let [loss, weight, a, b] = sums;
             if !loss.is_finite() {

@@ -8,6 +8,9 @@ const CHUNK: usize = 1 << 15;
 /// Blocks of squares of one task.
 const BLOCKS: usize = 64;
 
+/// In so many parts vectors are compared.
+const PARTS: usize = 64;
+
 /// `to = from`.
 pub(crate) fn copy<T: Copy + Send + Sync>(cx: &Cx, to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "both have the same length");
@@ -72,4 +75,16 @@ pub(crate) fn squares_by_block(cx: &Cx, of: &[f32], block: usize, squares: &mut 
             *sum = block.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
         }
     });
+}
+
+/// The sum of squares of how far the elements of two vectors are apart, in f64.
+pub(crate) fn squares_apart(cx: &Cx, a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "both have the same length");
+    let (mut sums, each) = ([0.0f64; PARTS], a.len().div_ceil(PARTS));
+    cx.for_each_chunk(&mut sums, 1, |part, sum| {
+        let range = (part * each).min(a.len())..((part + 1) * each).min(a.len());
+        let apart = a[range.clone()].iter().zip(&b[range]).map(|(a, b)| f64::from(*a) - f64::from(*b));
+        sum[0] = apart.map(|x| x * x).sum();
+    });
+    sums.iter().sum()
 }

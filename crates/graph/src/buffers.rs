@@ -148,6 +148,9 @@ impl GradBuffers {
                 | Instr::JudgeOwn(_)
                 | Instr::JudgeSteps(_)
                 | Instr::Squares { .. }
+                | Instr::SquaresApart { .. }
+                | Instr::Leave { .. }
+                | Instr::Together
                 | Instr::Clip { .. }
                 | Instr::Measure { .. }
                 | Instr::Update { .. }

@@ -69,6 +69,13 @@ impl fmt::Display for Program {
                     let op = if block.is_some() { "=" } else { "+=" };
                     writeln!(f, "{} {op} squares of {}", self.words(into), self.words(of))?;
                 }
+                Instr::SquaresApart { of, from, into } => {
+                    writeln!(f, "{} += squares of {} - {}", self.words(into), self.words(of), self.words(from))?;
+                }
+                Instr::Leave { movement, drift } => {
+                    writeln!(f, "go on together if drift {drift} is exceeded by {}", self.words(movement))?;
+                }
+                Instr::Together => writeln!(f, "together")?,
                 Instr::Clip { squares, max_norm } => {
                     writeln!(f, "clip {max_norm} by {}{}", self.words(squares), self.or_skips())?
                 }

@@ -162,7 +162,7 @@ impl Program {
             Instr::Add { .. } => combine("add"),
             Instr::Subtract { .. } => combine("subtract"),
             Instr::DivideByWeight(_) | Instr::Divide { .. } => combine("divide"),
-            Instr::Squares { .. } => combine("squares"),
+            Instr::Squares { .. } | Instr::SquaresApart { .. } => combine("squares"),
             Instr::PutBack { .. } => combine("put back"),
             Instr::Measure { what, .. } => combine(&format!("measure {}", what.name())),
             Instr::Update { .. } => Some(MomentLabel::new("update", MomentKind::Update)),
@@ -192,6 +192,8 @@ impl Program {
             | Instr::Judge(_)
             | Instr::JudgeOwn(_)
             | Instr::JudgeSteps(_)
+            | Instr::Leave { .. }
+            | Instr::Together
             | Instr::Clip { .. }
             | Instr::Pull(_)
             | Instr::ReadParams(_)

@@ -370,6 +370,25 @@ pub enum Instr {
         /// Elements of a block.
         block: Option<usize>,
     },
+    /// Adds the sum of squares of how far elements are from others to a number.
+    SquaresApart {
+        /// The elements.
+        of: Region,
+        /// The others.
+        from: Region,
+        /// The number.
+        into: Region,
+    },
+    /// Goes on at [`Instr::Together`] if ranks that take steps by themselves have come too far: the root of what two numbers, the same on all ranks,
+    /// are to each other is not at most `drift`.
+    Leave {
+        /// The two numbers.
+        movement: Region,
+        /// The bound.
+        drift: f64,
+    },
+    /// Steps that this rank takes by itself end here.
+    Together,
     /// Finds the factor that brings the norm of all gradients, whose squares are given, down to a maximum; the updates
     /// multiply by it. Where the loss is scaled and the norm is not finite, updates are skipped.
     Clip {

@@ -32,6 +32,18 @@
 //! `lr = 1` and `momentum = 0` is plain averaging, but for rounding. `w` is a copy that the program makes when it begins, where all ranks
 //! have the same weights; only the velocity outlives a program. All ranks compute the same from the same sums.
 //!
+//! # How far ranks may come
+//! With a bound on drift a rank measures after every `look` steps how far it has come from the weights `w` of the last exchange. The squares are summed over the ranks,
+//! and so are those of `w`, which makes two numbers the same on all of them:
+//!
+//! ```text
+//!  drift = √(Σᵢ |w_i - w|² / Σᵢ |w|²)
+//! ```
+//!
+//! Ranks meet when that exceeds the bound: the rest of the steps is left out. It is never less than the root mean square of the ranks' distances from their mean, which is
+//! the point that makes the sum of squares least; that distance cannot be known without an exchange of weights. The sum goes on during the next step, at the
+//! end of which ranks hear of it, so no rank waits for another that is not a step behind.
+//!
 //! # Fewer bytes
 //! With a format on the wire, what travels is how far a rank's weights have come since the last exchange, `w_i - w`, with feedback of what the codes
 //! lost. All ranks decode the same sum, and so go on with the same weights `w + sum / ranks`.
@@ -63,13 +75,15 @@ use polyreme_graph::memory::{own_range, state_len};
 use polyreme_graph::{Axis, Body, Collective, DType, Instr, Keeps, Program, Region, Role, Weights, totals};
 
 use crate::buckets::cuts;
-use crate::plan::{LocalSteps, StepShape, Training};
+use crate::plan::{DriftBound, LocalSteps, StepShape, Training};
 use crate::schedule::Lowering;
 
 /// Where the weights of the last exchange are kept for the outer step.
 const BEFORE: &str = "weights at the last exchange";
 /// Where a rank's own parameters are kept while their mean is in their place.
 const OWN: &str = "own parameters";
+/// How far ranks have come, and the squares of where they came from.
+const MOVEMENT: &str = "movement";
 
 /// A run of steps that this rank takes by itself, over which the program's microbatches are spread; then all ranks meet.
 ///
@@ -84,7 +98,8 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     let all_totals = lowering.program.buffer("totals of steps", DType::F64, n_steps * len);
     let common = own_range(lowering.program.graph()).start;
     let params = Region::Params(0..common);
-    let before = (local.outer.is_some() || lowering.wire.is_some()).then(|| {
+    let needed = local.outer.is_some() || local.drift.is_some() || lowering.wire.is_some();
+    let before = needed.then(|| {
         let before = lowering.program.buffer(BEFORE, DType::F32, common);
         lowering.push(Instr::Copy { from: params.clone(), into: before.clone() });
         before
@@ -93,6 +108,11 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     lowering.by_itself = true;
     let per_step = lowering.program.microbatches.len() / n_steps;
     let bodies = lowering.program.bodies.clone();
+    let mut looks = local.drift.zip(before.clone()).map(|(bound, before)| Looks::new(lowering, bound, before));
+    if looks.is_some() {
+        // Of steps that are left out.
+        lowering.push(Instr::Zero(all_totals.clone()));
+    }
     for step in 0..n_steps {
         let totals = all_totals.part(step * len..(step + 1) * len);
         lowering.push(Instr::Begin(totals.clone()));
@@ -101,9 +121,15 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
             lowering.rounds_of(step * per_step..(step + 1) * per_step, per_step, &totals);
             lowering.updates(training, &bodies);
         }
+        if let Some(looks) = &mut looks {
+            looks.after(lowering, step + 1, n_steps);
+        }
         if step + 1 < n_steps {
             lowering.push(Instr::NextStep);
         }
+    }
+    if looks.is_some() {
+        lowering.push(Instr::Together);
     }
     (lowering.role, lowering.by_itself) = (role, false);
     lowering.program.exchange_now(Collective::AllReduce, Axis::Data, all_totals.clone());
@@ -114,6 +140,44 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
         let by = lowering.role.ranks;
         lowering.program.exchange_now(Collective::AllReduce, Axis::Data, states.clone());
         lowering.push(Instr::Divide { of: states, by });
+    }
+}
+
+/// How ranks find out that they have come too far.
+struct Looks {
+    bound: DriftBound,
+    /// The weights of the last exchange.
+    before: Region,
+    /// The two numbers that are summed.
+    movement: Region,
+    /// The sum that is under way.
+    sum: Option<usize>,
+}
+
+impl Looks {
+    fn new(lowering: &mut Lowering, bound: DriftBound, before: Region) -> Looks {
+        Looks { bound, before, movement: lowering.program.buffer(MOVEMENT, DType::F64, 2), sum: None }
+    }
+
+    /// What comes after so many steps of `n_steps`. What would be heard when all are done is of no use.
+    fn after(&mut self, lowering: &mut Lowering, done: usize, n_steps: usize) {
+        let DriftBound { drift, look } = self.bound;
+        if let Some(sum) = self.sum.take() {
+            lowering.push(Instr::Wait(sum));
+            lowering.push(Instr::Leave { movement: self.movement.clone(), drift });
+        }
+        if done.is_multiple_of(look) && done + 1 < n_steps {
+            let [apart, whole] = [0, 1].map(|k| self.movement.part(k..k + 1));
+            let (from, common) = (self.before.clone(), lowering.program.len_of(&self.before));
+            lowering.push(Instr::Zero(self.movement.clone()));
+            let of = Region::Params(0..common);
+            lowering.push(Instr::SquaresApart { of, from: from.clone(), into: apart });
+            lowering.push(Instr::Squares { of: from, into: whole, block: None });
+            let sum =
+                lowering.program.exchange(Collective::AllReduce, Axis::Data, self.movement.clone());
+            lowering.push(Instr::Start(sum));
+            self.sum = Some(sum);
+        }
     }
 }
 

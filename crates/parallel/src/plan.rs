@@ -95,7 +95,21 @@ pub struct LocalSteps {
     /// A step from the weights of the last exchange, by the difference to the mean of the ranks' weights; none: the weights become that
     /// mean.
     pub outer: Option<OuterStep>,
+    /// How far ranks may come from the weights of the last exchange before they meet; none: as far as all their steps take them.
+    pub drift: Option<DriftBound>,
 }
+
+/// A bound on how far ranks that take steps by themselves may come from the weights of the last exchange.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DriftBound {
+    /// The root mean square of the ranks' distances, as a share of the norm of those weights; a number.
+    pub drift: f64,
+    /// After how many steps ranks look at it, and again after as many.
+    pub look: usize,
+}
+
+// The bound is not NaN.
+impl Eq for DriftBound {}
 
 /// An outer step with Nesterov's momentum.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -127,6 +127,9 @@ impl Score {
                 | Instr::JudgeOwn(_)
                 | Instr::JudgeSteps(_)
                 | Instr::Squares { .. }
+                | Instr::SquaresApart { .. }
+                | Instr::Leave { .. }
+                | Instr::Together
                 | Instr::Measure { .. }
                 | Instr::Clip { .. }
                 | Instr::Update { .. }

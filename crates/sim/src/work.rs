@@ -335,6 +335,9 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
         Instr::DivideByWeight(of) | Instr::Divide { of, .. } => {
             vec![Work::pass(WorkKind::Add, 2.0 * bytes(of))]
         }
+        // As if ranks never came too far.
+        Instr::Leave { .. } | Instr::Together => Vec::new(),
+        Instr::SquaresApart { of, .. } => vec![Work::pass(WorkKind::Add, 2.0 * bytes(of))],
         Instr::Squares { of, .. } => vec![Work::pass(WorkKind::Add, bytes(of))],
         // Gradients and parameters are read, and the states of means or norms.
         Instr::Measure { grads, .. } => vec![Work::pass(WorkKind::Add, 3.0 * bytes(grads))],

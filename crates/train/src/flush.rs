@@ -31,18 +31,26 @@ pub struct Flushes {
     every: Vec<u64>,
     /// Steps of the whole training.
     total: u64,
+    /// Whether a run may end before its last step, so that the next one is counted from there.
+    ends_early: bool,
 }
 
 impl Flushes {
     /// After every step.
     pub fn every_step() -> Flushes {
-        Flushes { most: 1, every: Vec::new(), total: 0 }
+        Flushes { most: 1, every: Vec::new(), total: 0, ends_early: false }
     }
 
     /// After `most` steps at most, at multiples of each of `every`, and after `total` steps.
     pub fn new(most: usize, every: Vec<u64>, total: u64) -> Flushes {
         let every = every.into_iter().map(|n| n.max(1)).collect();
-        Flushes { most: (most as u64).max(1), every, total }
+        Flushes { most: (most as u64).max(1), every, total, ends_early: false }
+    }
+
+    /// The same where a run may end before its last step: `most` steps are counted from wherever one begins, and training that goes on does so where
+    /// one ended.
+    pub fn that_end_early(self) -> Flushes {
+        Flushes { ends_early: true, ..self }
     }
 
     /// How many steps run without a flush, from this step on.
@@ -63,6 +71,9 @@ impl Flushes {
             multiples(pace.steps_per_epoch(), 1);
         }
         let most = self.most;
+        if self.ends_early {
+            begin = step;
+        }
         let end = end.min(begin + ((step - begin) / most + 1) * most);
         usize::try_from(end - step).unwrap_or(1)
     }
@@ -136,6 +147,17 @@ mod tests {
             let end = ends.iter().find(|end| **end > from).copied().unwrap();
             prop_assert_eq!(from + flushes.run_from(pace, from) as u64, end);
         }
+    }
+
+    #[test]
+    fn runs_that_end_early_are_followed_by_long_ones() {
+        let pace = Pace { samples: 1000, batch: 10 };
+        let flushes = Flushes::new(16, vec![100], 1000);
+        let early = flushes.clone().that_end_early();
+        assert_eq!([0, 16, 90, 100].map(|step| early.run_from(pace, step)), [16, 16, 10, 16]);
+        // After a run that left after 5 steps.
+        assert_eq!((flushes.run_from(pace, 5), early.run_from(pace, 5)), (11, 16));
+        assert_eq!(early.lengths(pace), flushes.lengths(pace));
     }
 
     #[test]

@@ -9,13 +9,13 @@ use polyreme_graph::{BlockCodec, DType, Microbatch, Moments, Optimizer, Program,
 use polyreme_kernels::tally::Tally;
 use polyreme_parallel::tree::run_of;
 use polyreme_parallel::{
-    LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule, share_own, take_back_own,
+    DriftBound, LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule, share_own, take_back_own,
 };
 
 use crate::ranks::{BATCH, Case, Over, feed, on_ranks, step_graph};
 
 /// Steps of each run between two exchanges.
-const RUNS: [usize; 3] = [3, 1, 2];
+const RUNS: [usize; 3] = [5, 1, 2];
 
 #[derive(Clone, Copy, Debug)]
 struct Local {
@@ -29,6 +29,8 @@ struct Local {
     own: bool,
     /// The format in which differences of weights travel.
     wire: Option<WireCodec>,
+    /// What makes steps fewer.
+    drift: Option<DriftBound>,
     /// A step, counted over all runs, in which rank 1 is fed a number that is not finite.
     spoilt: Option<usize>,
 }
@@ -42,6 +44,7 @@ const PLAIN: Local = Local {
     clip: None,
     own: false,
     wire: None,
+    drift: None,
     spoilt: None,
 };
 
@@ -142,7 +145,7 @@ fn ranks_by_run(local: Local) -> Vec<Result<(Ended, Vec<AfterRun>), ExecError>> 
     };
     on_ranks(&case, |comm| {
         let rank = comm.rank();
-        let meets = Some(LocalSteps { outer: local.outer });
+        let meets = Some(LocalSteps { outer: local.outer, drift: local.drift });
         // Where ranks share memory, weights are their own all the same.
         let (mesh, wire) = (Mesh::data(local.ranks), local.wire);
         let plan = Plan { mesh, rank, wire, local: meets, ..Plan::alone() };
@@ -151,7 +154,7 @@ fn ranks_by_run(local: Local) -> Vec<Result<(Ended, Vec<AfterRun>), ExecError>> 
         let mut engine = Engine::join(programs.next().unwrap(), options(), comm)?;
         programs.try_for_each(|program| engine.add(program).map(drop))?;
         let (mut totals, mut runs, mut first) = (Vec::new(), Vec::new(), 0);
-        for (number, steps) in RUNS.into_iter().enumerate() {
+        for number in 0..RUNS.len() {
             engine.select(number);
             let mut feed = local.steps(rank, first);
             let args = feed.args(0).unwrap();
@@ -161,7 +164,7 @@ fn ranks_by_run(local: Local) -> Vec<Result<(Ended, Vec<AfterRun>), ExecError>> 
             let of = |t: &Totals| (t.loss, t.samples);
             totals.extend(engine.earlier_steps().iter().map(of));
             totals.push(of(&last));
-            first += steps;
+            first += engine.earlier_steps().len() + 1;
             assert_eq!(engine.steps_done(), first as u64);
             runs.push([Kept::Params, Kept::Residual].map(|what| engine.kept(what).to_vec()));
         }
@@ -207,10 +210,12 @@ fn twin(local: Local) -> Vec<Ended> {
     let mut velocity = vec![0.0f32; engines[0].kept(Kept::Params).len()];
     let is_own = |slot: &Slot| local.own && slot.name.starts_with(HEAD);
     let own: Vec<Slot> = engines[0].param_slots().into_iter().filter(is_own).collect();
-    let (mut totals, mut first) = (Vec::new(), 0);
+    let (mut totals, mut first, mut seen) = (Vec::new(), 0, None);
     for steps in RUNS {
         let before = engines[0].kept(Kept::Params).to_vec();
-        for step in first..first + steps {
+        let (mut heard, mut done) = (None, 0);
+        while done < steps && heard.is_none_or(|far: bool| !far) {
+            let step = first + done;
             let (mut loss, mut weight, mut samples) = (0.0, 0.0, Tally::default());
             for (rank, engine) in engines.iter_mut().enumerate() {
                 let mut feed = local.steps(rank, step);
@@ -220,8 +225,23 @@ fn twin(local: Local) -> Vec<Ended> {
                 samples += own.samples;
             }
             totals.push((loss / weight, samples));
+            done += 1;
+            // What is seen after a step is heard after the next.
+            heard = seen.take();
+            if let Some(DriftBound { drift, look }) = local.drift
+                && done % look == 0
+            {
+                let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+                let moved = |engine: &Engine| -> f64 {
+                    let far: Vec<f32> = engine.kept(Kept::Params).iter().zip(&before).map(|(a, b)| a - b).collect();
+                    squares(&far)
+                };
+                let apart: f64 = engines.iter().map(moved).sum();
+                seen = Some((apart / (local.ranks as f64 * squares(&before))).sqrt() > drift);
+            }
         }
-        first += steps;
+        seen = None;
+        first += done;
         for what in [Kept::Params, Kept::States] {
             let mut mean = engines[0].kept(what).to_vec();
             for other in &engines[1..] {
@@ -348,4 +368,24 @@ fn differences_of_weights_travel_coded() {
     }
     check_coded(WireCodec::Blocks(BlockCodec::Int8), 3);
     check_coded(WireCodec::LowRank { rank: 2 }, 2);
+}
+
+/// Ranks that come too far leave the rest of their steps out, all at the same place.
+#[test]
+fn ranks_that_have_come_too_far_meet() {
+    let outer = Some(OuterStep { lr: 0.7, momentum: 0.9 });
+    let all: usize = RUNS.iter().sum();
+    for (drift, look, n_steps) in [(1e-9, 1, 2 + 1 + 2), (1e-9, 2, 3 + 1 + 2), (1e9, 1, all)] {
+        for over in [Over::Threads, Over::SharedMemory, Over::Sockets] {
+            let local = Local { over, drift: Some(DriftBound { drift, look }), ..PLAIN };
+            check(local);
+            check(Local { outer, clip: Some(0.1), ..local });
+            let steps = ranks(local).into_iter().map(|rank| rank.unwrap().1.len());
+            assert!(steps.into_iter().all(|n| n == n_steps), "{drift} {look}");
+        }
+    }
+    // A bound between what the first step does and what the first two do.
+    let lens = |drift: f64| twin(Local { drift: Some(DriftBound { drift, look: 1 }), ..PLAIN })[0].1.len();
+    let between = (1..200).map(|k| f64::from(k) * 0.01).find(|drift| (6..all).contains(&lens(*drift)));
+    check(Local { drift: Some(DriftBound { drift: between.unwrap(), look: 1 }), ..PLAIN });
 }

@@ -261,6 +261,36 @@ fn a_resumed_run_sends_what_codes_had_lost() {
     }
 }
 
+/// Ranks that have come too far meet early: so early that it is as with fewer steps, never, or in between; and a resumed run sees what the run saw.
+#[test]
+fn ranks_that_have_come_too_far_meet() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 20\nkeep = 9");
+    let folder = folder(&job);
+    let run = |output: &str, every: &str| {
+        let every = format!("parallel.every={every}");
+        let end = train(folder.path(), output, &[&OVER_SOCKETS, &LOCAL, &OUTER, &["--set", &every]]);
+        assert_eq!(end["ledger"]["exact"], true, "{end}");
+        (tensor(&folder.path().join(output).join("model.safetensors"), "9.weight"), end["wire_bytes"].as_u64().unwrap())
+    };
+    // Two numbers of each rank at each look, and the totals of each step that might have been made.
+    let (look, totals) = (2 * 16, 2 * 72);
+    let (five, often) = run("five", "5");
+    // Of each 20 steps up to an evaluation there are runs of up to 20, 15, 10 and 5 steps.
+    let near = run("near", "{ steps = 20, drift = 1e-9, look = 4 }");
+    assert_eq!(near, (five, often + 2 * (3 * look + 30 * totals)));
+    let (twenty, seldom) = run("twenty", "20");
+    // After 4, 8, 12 and 16 steps of each 20.
+    assert_eq!(run("far", "{ steps = 20, drift = 1e9, look = 4 }"), (twenty, seldom + 8 * look));
+    let some = |drift: &&str| run(drift, &format!("{{ steps = 20, drift = {drift}, look = 4 }}"));
+    let some = ["0.05", "0.1", "0.2", "0.3", "0.4", "0.6"].iter().map(|drift| (drift, some(drift)));
+    let between = |(_, (_, sent)): &(_, (Vec<f32>, u64))| (seldom + 50 * look..often).contains(sent);
+    let (drift, (weights, _)) = some.into_iter().find(between).expect("a bound between the two");
+    json(folder.path(), &[&["resume", &format!("{drift}/checkpoints/step-00000020")][..], &OVER_SOCKETS].concat());
+    let again = tensor(&folder.path().join(drift).join("model.safetensors"), "9.weight");
+    assert!(again == weights, "the same bits with {drift}");
+}
+
 /// A pattern must name something that is learnt, and leave something.
 #[test]
 fn what_cannot_be_kept_is_refused() {

@@ -11,7 +11,7 @@ use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
 use super::open::OpenKeys;
 use super::spec::*;
-use super::sync::SyncKind;
+use super::sync::{EverySpec, SyncKind};
 use super::wire::WireSpec;
 use crate::schedule::{Schedule, ScheduleShape};
 
@@ -262,7 +262,7 @@ impl Default for ParallelSpec {
             wire: WireSpec::default(),
             sync: SyncKind::AllReduce,
             turn: None,
-            every: 50,
+            every: EverySpec::default(),
             own: Vec::new(),
             outer: None,
             staleness: 3,

@@ -10,7 +10,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::store::address;
-use super::sync::{self, EVERY_MAX, STALENESS_MAX, SyncKind};
+use super::sync::{self, STALENESS_MAX, SyncKind};
 use super::tuning::patterns;
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
@@ -110,8 +110,8 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         wire: table() => |s| Some(&mut s.wire); or "`\"f32\"`";
         /// how the ranks of `data` agree, see below and `docs/dial.md`
         sync: sync::sync() => ParallelSpec::sync_key, ParallelSpec::set_sync_key;
-        /// with `sync = "local"`: how many steps ranks take by themselves; fewer before an evaluation, a checkpoint or the end
-        every: whole(1..=EVERY_MAX) => |s| Some(&mut s.every); or "50";
+        /// with `sync = "local"`: how many steps ranks take by themselves, see below; fewer before an evaluation, a checkpoint or the end
+        every: sync::every() => |s| Some(&mut s.every); or "50";
         /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
         outer: maybe(table()) => |s| Some(&mut s.outer);
         /// with `sync = "local"`: parameters that each rank keeps for itself, as names or paths of layers with `*` for any characters: `["head.*"]`

@@ -10,7 +10,7 @@ pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
 use super::store::StoreAddress;
-use super::sync::{OuterSpec, SyncKind, SyncTurn};
+use super::sync::{EverySpec, OuterSpec, SyncKind, SyncTurn};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 use super::wire::WireSpec;
 pub use crate::loss::LossKind;
@@ -405,8 +405,8 @@ pub struct ParallelSpec {
     pub sync: SyncKind,
     /// After how many steps they do it in another way.
     pub turn: Option<SyncTurn>,
-    /// With local steps: how many from one exchange of weights to the next, at most.
-    pub every: usize,
+    /// With local steps: how many from one exchange of weights to the next, at most, and what makes them fewer.
+    pub every: EverySpec,
     /// With local steps: patterns of parameters that each replica keeps for itself.
     pub own: Vec<String>,
     /// With local steps: the outer step; `None`: weights become the mean of the replicas'.

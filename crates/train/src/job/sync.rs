@@ -11,7 +11,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::train::COUNT_MAX;
-use super::types::{Type, either, one_of, table, whole, within};
+use super::types::{Type, either, maybe, one_of, table, whole, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
@@ -50,6 +50,30 @@ pub struct OuterSpec {
 impl Default for OuterSpec {
     fn default() -> OuterSpec {
         OuterSpec { lr: 0.7, momentum: 0.9 }
+    }
+}
+
+/// How many steps replicas take by themselves.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EverySpec {
+    /// At most so many.
+    pub steps: usize,
+    /// Fewer if they have come further than this from the weights of the last exchange, as a share of their norm.
+    pub drift: Option<f64>,
+    /// After how many steps they look; `None`: after a tenth of `steps`.
+    pub look: Option<usize>,
+}
+
+impl EverySpec {
+    /// After how many steps replicas look how far they have come.
+    pub fn look(&self) -> usize {
+        self.look.unwrap_or(self.steps / 10).max(1)
+    }
+}
+
+impl Default for EverySpec {
+    fn default() -> EverySpec {
+        EverySpec { steps: 50, drift: None, look: None }
     }
 }
 
@@ -144,6 +168,44 @@ section! { SyncTurn => {
     Section::new("parallel.sync", words, start, keys).check(|turn, c| {
         if turn.start == turn.then {
             c.fault("then", "`parallel.sync` changes nothing", "name two ways, or write one of them alone");
+        }
+    })
+} }
+
+/// How many steps stand in a job file.
+pub(super) fn every() -> Type<EverySpec> {
+    let steps = whole(1..=EVERY_MAX).map(
+        |steps| EverySpec { steps, ..EverySpec::default() },
+        |every| (every.drift.is_none() && every.look.is_none()).then_some(every.steps),
+    );
+    either(steps, table())
+}
+
+section! { EverySpec => {
+    let keys = keys! { EverySpec;
+        /// at most so many steps
+        steps: whole(1..=EVERY_MAX) => |s| Some(&mut s.steps); needed "write the most steps, such as steps = 50";
+        /// fewer if ranks have come further from the weights of the last exchange: the root mean square of their distances, as a share of the norm of these weights
+        drift: maybe(within(Bounds::POSITIVE)) => |s| Some(&mut s.drift); or "any";
+        /// after how many steps ranks look how far they have come, and again after as many; they hear of it one step later
+        look: maybe(whole(1..=EVERY_MAX)) => |s| Some(&mut s.look); or "a tenth of `steps`";
+    };
+    let words = "a table such as { steps = 50, drift = 0.02 }";
+    Section::new("parallel.every", words, |_| EverySpec::default(), keys).check(|every, c| {
+        let Some(look) = every.look else { return };
+        if every.drift.is_none() {
+            let message = "`parallel.every.look` says after how many steps ranks look at their drift, and there is no bound on it";
+            c.fault("look", message, "write a `drift`, such as drift = 0.02, or leave `look` out");
+        } else if look + 1 >= every.steps {
+            let message = format!(
+                "`parallel.every.look` of {look} is too much for {} steps: what ranks see is heard one step later",
+                every.steps
+            );
+            let hint = match every.steps.saturating_sub(2) {
+                0 => "leave `drift` out".into(),
+                most => format!("choose a look of at most {most}"),
+            };
+            c.fault("look", message, hint);
         }
     })
 } }

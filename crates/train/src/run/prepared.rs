@@ -13,7 +13,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
-use polyreme_parallel::{LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
+use polyreme_parallel::{DriftBound, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::measured_cuts::CutsFrom;
@@ -24,7 +24,7 @@ use super::tuned::{check_tuning, frozen_numel};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::flush::Flushes;
-use crate::job::{Balance, ClassWeights, Job, OrderSpec, OuterSpec, ParallelSpec, PrecisionKind, SyncKind};
+use crate::job::{Balance, ClassWeights, EverySpec, Job, OrderSpec, OuterSpec, ParallelSpec, PrecisionKind, SyncKind};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::{evaluation_graph, step_graph, training_graph};
@@ -519,7 +519,9 @@ pub fn plan(spec: &ParallelSpec, accumulate: usize, has_statistics: bool) -> Pla
 /// What ranks that take steps by themselves do when they meet, if the job has them.
 fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
     let outer = spec.outer.map(|OuterSpec { lr, momentum }| OuterStep { lr, momentum });
-    (spec.sync == SyncKind::Local).then_some(LocalSteps { outer })
+    let EverySpec { drift, .. } = spec.every;
+    let drift = drift.map(|drift| DriftBound { drift, look: spec.every.look() });
+    (spec.sync == SyncKind::Local).then_some(LocalSteps { outer, drift })
 }
 
 /// Where stages that go on from step to step are flushed, and where ranks that take steps by themselves meet; after every step if
@@ -527,14 +529,16 @@ fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
 fn flushes(job: &Job, pace: Pace, data: usize, until: u64) -> Flushes {
     let parallel = &job.parallel;
     let most = match parallel.sync {
-        SyncKind::Local if data > 1 => parallel.every,
+        SyncKind::Local if data > 1 => parallel.every.steps,
         SyncKind::AllReduce | SyncKind::Local if parallel.is_flushless() => parallel.flush_every,
         SyncKind::AllReduce | SyncKind::Local | SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync => {
             return Flushes::every_step();
         }
     };
     let every = job.saves_every(pace).chain([job.evaluates_every(pace)]).collect();
-    Flushes::new(most, every, until)
+    let flushes = Flushes::new(most, every, until);
+    let leaves = parallel.sync == SyncKind::Local && parallel.every.drift.is_some();
+    if leaves { flushes.that_end_early() } else { flushes }
 }
 
 /// How ranks are arranged, in words; nothing if they only split the batch.
@@ -542,8 +546,9 @@ fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
     let mesh = &plan.mesh;
     if let Some(local) = plan.local_steps() {
         let then = if local.outer.is_some() { "an outer step" } else { "the mean of their weights" };
+        let until = local.drift.map_or(String::new(), |bound| format!(" or a drift of {}", bound.drift));
         return Some(format!(
-            "data {}, each rank by itself for up to {} steps, then {then}",
+            "data {}, each rank by itself for up to {} steps{until}, then {then}",
             mesh.data, plan.run_steps
         ));
     }

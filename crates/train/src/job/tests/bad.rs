@@ -855,9 +855,19 @@ fn ranks_and_shards() {
         "leave one of them out",
     );
     row(
-        "sync = \"local\"\nevery = { steps = 50, drift = 0.02 }",
-        "`parallel.every` is a table; a whole number is needed",
-        "",
+        "sync = \"local\"\nevery = { drift = 0.02 }",
+        "`parallel.every` needs `steps`",
+        "write the most steps, such as steps = 50",
+    );
+    row(
+        "sync = \"local\"\nevery = { steps = 50, look = 5 }",
+        "`parallel.every.look` says after how many steps ranks look at their drift, and there is no bound on it",
+        "write a `drift`, such as drift = 0.02, or leave `look` out",
+    );
+    row(
+        "sync = \"local\"\nevery = { steps = 5, look = 4, drift = 1 }",
+        "`parallel.every.look` of 4 is too much for 5 steps: what ranks see is heard one step later",
+        "choose a look of at most 3",
     );
     row(
         "sync = \"local\"\nouter = { lr = 0.7, momentum = 1 }",

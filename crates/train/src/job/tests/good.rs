@@ -239,7 +239,7 @@ fn every_key_is_read() {
         wire: WireSpec::default(),
         sync: SyncKind::AllReduce,
         turn: None,
-        every: 50,
+        every: EverySpec::default(),
         own: Vec::new(),
         outer: None,
         staleness: 3,
@@ -511,7 +511,7 @@ fn replicas_may_agree_in_another_way_later() {
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         let ParallelSpec { sync, turn, every, .. } = job.parallel;
-        assert_eq!((sync, turn, every), want, "{lines}");
+        assert_eq!((sync, turn, every.steps), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
         // A run that goes on in one way.
         let one = good(&job.to_toml(), &["parallel.sync=allreduce"]).parallel;
@@ -530,8 +530,23 @@ fn replicas_may_take_steps_of_their_own() {
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         let ParallelSpec { sync, every, outer, .. } = job.parallel;
-        assert_eq!((sync, every, outer), want, "{lines}");
+        assert_eq!((sync, every.steps, outer), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
+    }
+}
+
+#[test]
+fn replicas_may_meet_when_they_have_come_too_far() {
+    for (every, want, look) in [
+        ("{ steps = 50, drift = 0.02 }", (50, Some(0.02)), 5),
+        ("{ steps = 4, drift = 1 }", (4, Some(1.0)), 1),
+        ("{ steps = 64, drift = 0.5, look = 8 }", (64, Some(0.5)), 8),
+        ("{ steps = 7 }", (7, None), 1),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\nsync = \"local\"\nevery = {every}"), &[]);
+        let spec = job.parallel.every;
+        assert_eq!(((spec.steps, spec.drift), spec.look()), (want, look), "{every}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{every}");
     }
 }
 

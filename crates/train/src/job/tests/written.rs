@@ -465,7 +465,11 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                     then: SyncKind::AllReduce,
                     after: n as u64,
                 }),
-                every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
+                every: EverySpec {
+                    steps: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every.steps),
+                    drift: threads.filter(|_| local && balance == Balance::Equal).map(|_| bucket_mib),
+                    look: None,
+                },
                 own: if local && threads.is_none() { vec!["head.*".into()] } else { Vec::new() },
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
