@@ -121,23 +121,25 @@ impl Memory {
         at.arena.span(at.offset, at.len, at.dtype)
     }
 
-    /// What an outer step works on: the parameters, where they came from, and their velocity.
+    /// What an outer step works on: the mean of parameters, where they came from, and their velocity.
     pub(crate) fn outer(
         &mut self,
         loaded: &Loaded,
         bodies: &[Option<Ready>],
+        [of, from]: [&Region; 2],
         params: &Range<usize>,
-        from: &Region,
     ) -> (&mut [f32], &[f32], &mut [f32]) {
-        let from = self.locate(loaded, bodies, from);
         let state = &self.state;
-        let beside = !std::ptr::eq(from.arena, &*state.params) && !std::ptr::eq(from.arena, &state.velocity);
-        assert!(beside, "the weights of the last exchange have a buffer of their own");
+        if let Region::Params(range) = of {
+            state.settle(Kept::Params, range.clone());
+        }
+        let [of, from] = [of, from].map(|region| self.locate(loaded, bodies, region));
+        let beside = [&of, &from].into_iter().all(|at| !std::ptr::eq(at.arena, &state.velocity));
+        assert!(beside && !of.overlaps(&from), "the weights of the last exchange have a buffer of their own");
         assert!(params.end <= state.lengths.velocity, "a velocity for each parameter");
-        state.settle(Kept::Params, params.clone());
         let (at, len) = (params.start * F32_BYTES, params.len());
-        // SAFETY: `&mut self`, three different arenas or buffers, and settled.
-        unsafe { (state.params.slice_mut(at, len), from.slice(), state.velocity.slice_mut(at, len)) }
+        // SAFETY: `&mut self`, three memories that do not overlap, and settled.
+        unsafe { (of.slice_mut(), from.slice(), state.velocity.slice_mut(at, len)) }
     }
 
     /// Parameters `start..start + len` of the arena, their gradients, the matching part of the optimizer state, and sums of split

@@ -359,9 +359,9 @@ impl Engine {
                     }
                 }
             }
-            Instr::Outer { params, from, lr, momentum } => {
+            Instr::Outer { of, params, from, lr, momentum } => {
                 let cx = Cx { isa: self.options.isa, par: &*self.pool };
-                let (mean, from, velocity) = self.memory.outer(loaded, &self.bodies, params, from);
+                let (mean, from, velocity) = self.memory.outer(loaded, &self.bodies, [of, from], params);
                 vectors::outer(&cx, mean, from, velocity, [*lr as f32, *momentum as f32]);
             }
             Instr::ReadParams(from) => {

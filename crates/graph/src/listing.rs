@@ -101,11 +101,11 @@ impl fmt::Display for Program {
                         learning.words()
                     )?;
                 }
-                Instr::Outer { params, from, lr, momentum } => {
-                    let (start, end) = (params.start, params.end);
+                Instr::Outer { of, from, lr, momentum, .. } => {
                     writeln!(
                         f,
-                        "outer step of params {start}..{end} from {}: rate {lr}, momentum {momentum}",
+                        "outer step of {} from {}: rate {lr}, momentum {momentum}",
+                        self.words(of),
                         self.words(from)
                     )?;
                 }

@@ -422,10 +422,12 @@ pub enum Instr {
         /// In which way they are learnt, all of them alike.
         learning: Learning,
     },
-    /// An outer step with Nesterov's momentum: with `g = from - params`, the velocity becomes `momentum · velocity + g`, and the
-    /// parameters `from - lr · (g + momentum · velocity)`.
+    /// An outer step with Nesterov's momentum: with `g = from - of`, the velocity becomes `momentum · velocity + g`, and the
+    /// elements `from - lr · (g + momentum · velocity)`.
     Outer {
-        /// Elements of the parameters' arena, which hold the mean over the replicas; and of the velocity.
+        /// The mean of parameters over the replicas.
+        of: Region,
+        /// Which elements of the parameters' arena these are, and so of the velocity.
         params: Range<usize>,
         /// The parameters as all replicas had them at the last exchange.
         from: Region,

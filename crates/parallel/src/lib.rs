@@ -12,6 +12,7 @@
 //! - `stage_body`: the body of a stage of a pipeline. `staged`: the schedule of a pipelined step;
 //!   `staged_shards`: of a reproducible one; `staged_across`: of several steps without a flush between them.
 //! - `local_steps`: the schedule of steps that ranks take by themselves, before they average their weights.
+//!   `fragments`: parts of the model that are exchanged in turn meanwhile.
 //! - `low_rank`: which gradients travel as factors.
 //! - `choice`: what is chosen once for all graphs of a run.
 //! - `forward`: the program of a forward pass, for evaluations. `answer`: what predictions and text need of its output.
@@ -30,6 +31,7 @@ pub mod buckets;
 mod choice;
 mod fixed_blocks;
 mod forward;
+mod fragments;
 mod joint;
 mod local_steps;
 mod low_rank;
@@ -56,10 +58,11 @@ pub mod tree;
 pub use answer::AnswerRows;
 pub use choice::{CutRoom, choose, choose_cuts, choose_layouts};
 pub use forward::{compile_answer, compile_forward, standalone};
+pub use fragments::fragments;
 pub use local_steps::{share_own, take_back_own};
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
-pub use plan::{DriftBound, LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates};
+pub use plan::{DriftBound, FragmentTurns, LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates};
 pub use schedule::{average_states, both_passes, schedule};
 pub use shard::{Passes, ShardPlace, shard};
 pub use sync_norm::sync_batch_norm;

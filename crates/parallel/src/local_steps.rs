@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A step of a rank is that of a lone one: its gradient is the mean over its own samples, and it is that gradient's norm that is
-//! clipped. Nothing is exchanged before the last step has been made, so a rank waits for others once in `n` steps.
+//! clipped. Nothing is exchanged before the last step has been made, so a rank waits for others once in `n` steps; but for parts of the model that
+//! take turns, if they do (`fragments`).
 //!
 //! # Parameters of a rank's own
 //! Parameters that each replica keeps for itself ([`Learning::own`](polyreme_graph::Learning)) are in no exchange: they lie behind the
@@ -75,6 +76,7 @@ use polyreme_graph::memory::{own_range, state_len};
 use polyreme_graph::{Axis, Body, Collective, DType, Instr, Keeps, Program, Region, Role, Weights, totals};
 
 use crate::buckets::cuts;
+use crate::fragments::Turns;
 use crate::plan::{DriftBound, LocalSteps, StepShape, Training};
 use crate::schedule::Lowering;
 
@@ -104,8 +106,6 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
         lowering.push(Instr::Copy { from: params.clone(), into: before.clone() });
         before
     });
-    let role = std::mem::replace(&mut lowering.role, alone(learnt));
-    lowering.by_itself = true;
     let per_step = lowering.program.microbatches.len() / n_steps;
     let bodies = lowering.program.bodies.clone();
     let mut looks = local.drift.zip(before.clone()).map(|(bound, before)| Looks::new(lowering, bound, before));
@@ -113,7 +113,10 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
         // Of steps that are left out.
         lowering.push(Instr::Zero(all_totals.clone()));
     }
+    let mut turns = local.turns.map(|turns| Turns::new(lowering, local, turns, n_steps, before.clone()));
     for step in 0..n_steps {
+        let role = std::mem::replace(&mut lowering.role, alone(learnt));
+        lowering.by_itself = true;
         let totals = all_totals.part(step * len..(step + 1) * len);
         lowering.push(Instr::Begin(totals.clone()));
         // A rank without samples of a short step leaves it out.
@@ -121,8 +124,12 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
             lowering.rounds_of(step * per_step..(step + 1) * per_step, per_step, &totals);
             lowering.updates(training, &bodies);
         }
+        (lowering.role, lowering.by_itself) = (role, false);
         if let Some(looks) = &mut looks {
             looks.after(lowering, step + 1, n_steps);
+        }
+        if let Some(turns) = &mut turns {
+            turns.after(lowering, step + 1);
         }
         if step + 1 < n_steps {
             lowering.push(Instr::NextStep);
@@ -131,7 +138,6 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     if looks.is_some() {
         lowering.push(Instr::Together);
     }
-    (lowering.role, lowering.by_itself) = (role, false);
     lowering.program.exchange_now(Collective::AllReduce, Axis::Data, all_totals.clone());
     lowering.push(Instr::JudgeSteps(all_totals));
     agree(lowering, local, 0..common, before.as_ref());
@@ -183,7 +189,7 @@ impl Looks {
 
 /// All ranks come to the same weights, of a range of the parameters. `before` are those that they had in common at the last exchange, where that is
 /// needed.
-fn agree(lowering: &mut Lowering, local: LocalSteps, range: Range<usize>, before: Option<&Region>) {
+pub(crate) fn agree(lowering: &mut Lowering, local: LocalSteps, range: Range<usize>, before: Option<&Region>) {
     let (of, by) = (Region::Params(range.clone()), lowering.role.ranks);
     let before = before.map(|before| before.part(range.clone()));
     let coded = before.clone().filter(|_| lowering.wire.is_some());
@@ -198,7 +204,8 @@ fn agree(lowering: &mut Lowering, local: LocalSteps, range: Range<usize>, before
         lowering.push(Instr::Add { from, into: of });
     }
     if let (Some(outer), Some(from)) = (local.outer, before) {
-        lowering.push(Instr::Outer { params: range, from, lr: outer.lr, momentum: outer.momentum });
+        let (of, lr, momentum) = (Region::Params(range.clone()), outer.lr, outer.momentum);
+        lowering.push(Instr::Outer { of, params: range, from, lr, momentum });
     }
 }
 

@@ -97,6 +97,32 @@ pub struct LocalSteps {
     pub outer: Option<OuterStep>,
     /// How far ranks may come from the weights of the last exchange before they meet; none: as far as all their steps take them.
     pub drift: Option<DriftBound>,
+    /// Whether the model is exchanged in parts that take turns within a program; none: all of it at its end.
+    pub turns: Option<FragmentTurns>,
+}
+
+/// Parts of a model that are exchanged in turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FragmentTurns {
+    /// How many parts there are.
+    pub fragments: usize,
+    /// Each has its turn once in so many steps, at least as many as there are parts.
+    pub every: usize,
+    /// So many steps are taken while an exchange goes on; fewer than from one turn to the next.
+    pub overlap: usize,
+}
+
+impl FragmentTurns {
+    /// The turns of a program of `n_steps`: the steps done when an exchange begins and when it ends, and which part it is of. Those that would
+    /// not end before the program does are left to its end.
+    pub fn within(self, n_steps: usize) -> impl Iterator<Item = ([usize; 2], usize)> {
+        let FragmentTurns { fragments, every, overlap } = self;
+        let turn = move |k: usize| {
+            let begins = k * every / fragments;
+            ([begins, begins + overlap], (k - 1) % fragments)
+        };
+        (1..).map(turn).take_while(move |([_, ends], _)| *ends < n_steps)
+    }
 }
 
 /// A bound on how far ranks that take steps by themselves may come from the weights of the last exchange.

@@ -586,7 +586,7 @@ impl Lowering {
     }
 
     /// Room for what instructions need one after the other: one buffer for all of them.
-    fn common_buffer(&mut self, name: &str, dtype: DType, len: usize) -> Region {
+    pub(crate) fn common_buffer(&mut self, name: &str, dtype: DType, len: usize) -> Region {
         let buffers = &mut self.program.buffers;
         match buffers.iter().position(|buffer| buffer.name == name) {
             Some(at) => {

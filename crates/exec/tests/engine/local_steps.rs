@@ -9,7 +9,7 @@ use polyreme_graph::{BlockCodec, DType, Microbatch, Moments, Optimizer, Program,
 use polyreme_kernels::tally::Tally;
 use polyreme_parallel::tree::run_of;
 use polyreme_parallel::{
-    DriftBound, LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, schedule, share_own, take_back_own,
+    DriftBound, FragmentTurns, LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, fragments, schedule, share_own, take_back_own,
 };
 
 use crate::ranks::{BATCH, Case, Over, feed, on_ranks, step_graph};
@@ -31,6 +31,8 @@ struct Local {
     wire: Option<WireCodec>,
     /// What makes steps fewer.
     drift: Option<DriftBound>,
+    /// Parts of the model that take turns.
+    turns: Option<FragmentTurns>,
     /// A step, counted over all runs, in which rank 1 is fed a number that is not finite.
     spoilt: Option<usize>,
 }
@@ -45,6 +47,7 @@ const PLAIN: Local = Local {
     own: false,
     wire: None,
     drift: None,
+    turns: None,
     spoilt: None,
 };
 
@@ -145,7 +148,7 @@ fn ranks_by_run(local: Local) -> Vec<Result<(Ended, Vec<AfterRun>), ExecError>> 
     };
     on_ranks(&case, |comm| {
         let rank = comm.rank();
-        let meets = Some(LocalSteps { outer: local.outer, drift: local.drift });
+        let meets = Some(LocalSteps { outer: local.outer, drift: local.drift, turns: local.turns });
         // Where ranks share memory, weights are their own all the same.
         let (mesh, wire) = (Mesh::data(local.ranks), local.wire);
         let plan = Plan { mesh, rank, wire, local: meets, ..Plan::alone() };
@@ -200,6 +203,24 @@ fn one_model(engine: &mut Engine) {
     assert_eq!(engine.kept(Kept::Params), mine);
 }
 
+fn mean(of: &[Vec<f32>]) -> Vec<f32> {
+    let mut mean = of[0].clone();
+    for other in &of[1..] {
+        mean.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+    }
+    mean.iter_mut().for_each(|x| *x /= of.len() as f32);
+    mean
+}
+
+fn outer_step(mean: &mut [f32], before: &[f32], velocity: &mut [f32], OuterStep { lr, momentum }: OuterStep) {
+    let (lr, momentum) = (lr as f32, momentum as f32);
+    for ((w, from), v) in mean.iter_mut().zip(before).zip(velocity) {
+        let g = from - *w;
+        *v = momentum * *v + g;
+        *w = from - lr * (g + momentum * *v);
+    }
+}
+
 /// The same with lone engines.
 fn twin(local: Local) -> Vec<Ended> {
     let engine = |rank: usize| {
@@ -211,8 +232,10 @@ fn twin(local: Local) -> Vec<Ended> {
     let is_own = |slot: &Slot| local.own && slot.name.starts_with(HEAD);
     let own: Vec<Slot> = engines[0].param_slots().into_iter().filter(is_own).collect();
     let (mut totals, mut first, mut seen) = (Vec::new(), 0, None);
+    let graph = engines[0].program().graph().clone();
     for steps in RUNS {
-        let before = engines[0].kept(Kept::Params).to_vec();
+        let mut before = engines[0].kept(Kept::Params).to_vec();
+        let mut way: Option<(usize, Range<usize>, Vec<Vec<f32>>)> = None;
         let (mut heard, mut done) = (None, 0);
         while done < steps && heard.is_none_or(|far: bool| !far) {
             let step = first + done;
@@ -226,6 +249,32 @@ fn twin(local: Local) -> Vec<Ended> {
             }
             totals.push((loss / weight, samples));
             done += 1;
+            let begins = local.turns.and_then(|turns| turns.within(steps).find(|([begins, _], _)| *begins == done));
+            let mut arrive = |engines: &mut [Engine], range: Range<usize>, sent: Vec<Vec<f32>>| {
+                let mut new = mean(&sent);
+                if let Some(outer) = local.outer {
+                    outer_step(&mut new, &before[range.clone()], &mut velocity[range.clone()], outer);
+                }
+                for (engine, sent) in engines.iter_mut().zip(&sent) {
+                    let own = &mut engine.kept_mut(Kept::Params)[range.clone()];
+                    let instant = own.iter().zip(sent).all(|(w, s)| w == s);
+                    for ((w, g), s) in own.iter_mut().zip(&new).zip(sent) {
+                        *w = if instant { *g } else { *w + (g - s) };
+                    }
+                }
+                before[range].copy_from_slice(&new);
+            };
+            if let Some((_, range, sent)) = way.take_if(|(ends, ..)| *ends == done) {
+                arrive(&mut engines, range, sent);
+            }
+            if let (Some(([_, ends], k)), Some(turns)) = (begins, local.turns) {
+                let range = fragments(&graph, turns.fragments)[k].clone();
+                let sent = engines.iter().map(|engine| engine.kept(Kept::Params)[range.clone()].to_vec()).collect();
+                match ends > done {
+                    true => way = Some((ends, range, sent)),
+                    false => arrive(&mut engines, range, sent),
+                }
+            }
             // What is seen after a step is heard after the next.
             heard = seen.take();
             if let Some(DriftBound { drift, look }) = local.drift
@@ -243,18 +292,10 @@ fn twin(local: Local) -> Vec<Ended> {
         seen = None;
         first += done;
         for what in [Kept::Params, Kept::States] {
-            let mut mean = engines[0].kept(what).to_vec();
-            for other in &engines[1..] {
-                mean.iter_mut().zip(other.kept(what)).for_each(|(a, b)| *a += b);
-            }
-            mean.iter_mut().for_each(|x| *x /= local.ranks as f32);
-            if let (Kept::Params, Some(OuterStep { lr, momentum })) = (what, local.outer) {
-                let (lr, momentum) = (lr as f32, momentum as f32);
-                for ((w, from), v) in mean.iter_mut().zip(&before).zip(&mut velocity) {
-                    let g = from - *w;
-                    *v = momentum * *v + g;
-                    *w = from - lr * (g + momentum * *v);
-                }
+            let all: Vec<Vec<f32>> = engines.iter().map(|engine| engine.kept(what).to_vec()).collect();
+            let mut mean = mean(&all);
+            if let (Kept::Params, Some(outer)) = (what, local.outer) {
+                outer_step(&mut mean, &before, &mut velocity, outer);
             }
             for engine in &mut engines {
                 let before = engine.kept(what).to_vec();
@@ -388,4 +429,28 @@ fn ranks_that_have_come_too_far_meet() {
     let lens = |drift: f64| twin(Local { drift: Some(DriftBound { drift, look: 1 }), ..PLAIN })[0].1.len();
     let between = (1..200).map(|k| f64::from(k) * 0.01).find(|drift| (6..all).contains(&lens(*drift)));
     check(Local { drift: Some(DriftBound { drift: between.unwrap(), look: 1 }), ..PLAIN });
+}
+
+#[test]
+fn parts_of_the_model_take_turns() {
+    let outer = Some(OuterStep { lr: 0.7, momentum: 0.9 });
+    for (fragments, every, overlap) in [(2, 2, 0), (2, 2, 1), (3, 3, 0), (3, 3, 1), (2, 4, 2)] {
+        let turns = Some(FragmentTurns { fragments, every, overlap });
+        check(Local { turns, ..PLAIN });
+        for over in [Over::Threads, Over::SharedMemory, Over::Sockets] {
+            check(Local { turns, over, outer, clip: Some(0.1), ..PLAIN });
+        }
+    }
+    let turns = Some(FragmentTurns { fragments: 2, every: 2, overlap: 1 });
+    check(Local { turns, own: true, outer, microbatches: 2, ..PLAIN });
+    // Every number is sent whole: coded, the same but for rounding of differences, and the same on all ranks.
+    let exact = Some(WireCodec::Blocks(BlockCodec::TopK { ppm: 1_000_000 }));
+    for (wire, outer) in [(exact, None), (exact, outer)] {
+        let coded = ranks(Local { turns, outer, wire, over: Over::Sockets, ..PLAIN });
+        let coded: Vec<Ended> = coded.into_iter().map(Result::unwrap).collect();
+        let plain = twin(Local { turns, outer, ..PLAIN });
+        assert_eq!(coded[0].0[0], coded[1].0[0]);
+        let far = coded[0].0[0].iter().zip(&plain[0].0[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 1e-3, "{far}");
+    }
 }

@@ -291,6 +291,40 @@ fn ranks_that_have_come_too_far_meet() {
     assert!(again == weights, "the same bits with {drift}");
 }
 
+/// Parts of the model take turns, and steps go on meanwhile: the bytes are as stated, a resumed run has the same bits, and digits are learnt.
+#[test]
+fn parts_of_the_model_take_turns() {
+    let job =
+        digits("steps = 40").replace("best = \"val_loss\"", "best = \"none\"\nevery_steps = 20\nkeep = 9");
+    let folder = folder(&job);
+    let turns = ["--set", "parallel.every=8", "--set", "parallel.fragments=4", "--set", "parallel.overlap=2"];
+    let run = train(folder.path(), "run", &[&OVER_SOCKETS, &LOCAL, &turns, &OUTER]);
+    // Of 20 steps a part is sent after 2, 4, ... and 16, and all of it at the end: three times the 43,056 numbers of the model.
+    assert_eq!(run["wire_bytes"], 2 * (2 * 3 * 4 * 43_056 + 40 * 72), "{run}");
+    assert_eq!(run["ledger"]["exact"], true, "{run}");
+    let file = |run: &str| folder.path().join(run).join("model.safetensors");
+    let whole = fs::read(file("run")).unwrap();
+    json(folder.path(), &[&["resume", "run/checkpoints/step-00000020"][..], &OVER_SOCKETS].concat());
+    assert!(fs::read(file("run")).unwrap() == whole, "the same bits");
+    let threads = ["--ranks", "2", "--json"];
+    train(folder.path(), "threads", &[&threads, &LOCAL, &turns, &OUTER]);
+    assert_eq!(tensor(&file("threads"), "9.weight"), tensor(&file("run"), "9.weight"));
+    let coded = ["--set", "parallel.wire={ kind = \"int8\", force = true }"];
+    let coded = train(folder.path(), "coded", &[&OVER_SOCKETS, &LOCAL, &turns, &coded]);
+    assert!(coded["wire_bytes"].as_u64().unwrap() * 3 < run["wire_bytes"].as_u64().unwrap(), "{coded}");
+    let many = ["train", "job.toml", "--ranks", "2", "--output", "many", "--set", "parallel.fragments=9"];
+    let out = polyreme(folder.path(), &[&many[..], &LOCAL].concat());
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(2) && said.contains("choose at most 8"), "{said}");
+    fs::write(folder.path().join("job.toml"), digits("epochs = 10")).unwrap();
+    let accuracy = |output: &str, more: &[&str]| {
+        let end = train(folder.path(), output, &[&threads, &LOCAL, more]);
+        end["metrics"]["test_accuracy"].as_f64().unwrap()
+    };
+    let (in_turn, at_once) = (accuracy("in-turn", &turns), accuracy("at-once", &["--set", "parallel.every=8"]));
+    assert!(at_once > 0.94 && in_turn > at_once - 0.02, "{in_turn} for {at_once}");
+}
+
 /// A pattern must name something that is learnt, and leave something.
 #[test]
 fn what_cannot_be_kept_is_refused() {

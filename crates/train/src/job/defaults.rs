@@ -263,6 +263,8 @@ impl Default for ParallelSpec {
             sync: SyncKind::AllReduce,
             turn: None,
             every: EverySpec::default(),
+            fragments: 1,
+            overlap: 0,
             own: Vec::new(),
             outer: None,
             staleness: 3,

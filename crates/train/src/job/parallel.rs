@@ -10,7 +10,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, Elastic, OptimizerSpec, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::store::address;
-use super::sync::{self, STALENESS_MAX, SyncKind};
+use super::sync::{self, EVERY_MAX, FRAGMENTS_MAX, STALENESS_MAX, SyncKind};
 use super::tuning::patterns;
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
@@ -38,6 +38,8 @@ section! { ParallelSpec => {
         "schedule" | "cuts" => s.stage == 1 && !s.open.schedule,
         "flush_every" => !s.is_flushless(),
         "every" => !s.agrees_by(SyncKind::Local),
+        "fragments" => !s.agrees_by(SyncKind::Local),
+        "overlap" => s.fragments == 1,
         "own" => s.own.is_empty(),
         "staleness" => !s.agrees_by(SyncKind::PsBounded),
         "servers" => !s.syncs().any(SyncKind::has_servers),
@@ -114,6 +116,10 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         every: sync::every() => |s| Some(&mut s.every); or "50";
         /// with `sync = "local"`: an outer step with Nesterov's momentum towards the mean of the weights; none: they become that mean
         outer: maybe(table()) => |s| Some(&mut s.outer);
+        /// with `sync = "local"`: in how many parts, which take turns, the model is exchanged, each once in `every` steps; 1: all of it at once
+        fragments: whole(1..=FRAGMENTS_MAX) => |s| Some(&mut s.fragments); or "1";
+        /// with `fragments`: how many steps ranks take while a part is exchanged
+        overlap: whole(0..=EVERY_MAX) => |s| Some(&mut s.overlap); or "0";
         /// with `sync = "local"`: parameters that each rank keeps for itself, as names or paths of layers with `*` for any characters: `["head.*"]`
         own: patterns() => |s| Some(&mut s.own); or "none";
         /// with `sync = "ps-bounded"`: how many steps a rank may be ahead of the slowest when it asks for weights

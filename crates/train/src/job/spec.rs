@@ -407,6 +407,10 @@ pub struct ParallelSpec {
     pub turn: Option<SyncTurn>,
     /// With local steps: how many from one exchange of weights to the next, at most, and what makes them fewer.
     pub every: EverySpec,
+    /// With local steps: in how many parts, which take turns, the model is exchanged.
+    pub fragments: usize,
+    /// With several of them: how many steps are taken while one is exchanged.
+    pub overlap: usize,
     /// With local steps: patterns of parameters that each replica keeps for itself.
     pub own: Vec<String>,
     /// With local steps: the outer step; `None`: weights become the mean of the replicas'.

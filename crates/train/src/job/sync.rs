@@ -15,6 +15,10 @@ use super::types::{Type, either, maybe, one_of, table, whole, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
+/// More parts than this are shorter than a network is slow.
+pub(super) const FRAGMENTS_MAX: u64 = 1 << 8;
+/// With parts that take turns, replicas have all weights in common after so many turns of each, unless a program would be too long.
+const ROUNDS: usize = 8;
 /// More than this is a slip: the outer step would leap far beyond the replicas' mean.
 const OUTER_LR: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Included(10.0) };
 /// A rank that is further ahead than this is not held back at all.
@@ -241,7 +245,7 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
             );
         }
         // A run that goes on with another way to agree has them from before.
-        for key in ["every", "outer"].into_iter().filter(|key| c.has(key) && !c.has("sync")) {
+        for key in ["every", "outer", "fragments", "overlap"].into_iter().filter(|key| c.has(key) && !c.has("sync")) {
             let message = format!("`parallel.{key}` is for replicas that take steps of their own");
             c.fault(key, message, format!("write sync = \"local\", or leave `{key}` out"));
         }
@@ -261,6 +265,25 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
         let why =
             format!("works where each rank has the whole model and updates all of it, and not with `{key}`");
         refuse(&why, one_out);
+    }
+    let steps = spec.every.steps;
+    if spec.fragments > 1 && spec.every.drift.is_some() {
+        let why = "with `fragments` has a drift for each of them, and `every.drift` is a bound on all";
+        refuse(why, "leave one of them out");
+    }
+    if spec.fragments > 1 && spec.fragments > steps {
+        let message = format!("`parallel.fragments` of {} have no turn each within {steps} steps", spec.fragments);
+        c.fault("fragments", message, format!("choose at most {steps}, or a larger `every`"));
+    } else if spec.overlap * spec.fragments > steps {
+        let message = format!(
+            "`parallel.overlap` of {} steps is longer than from one of {} turns within {steps} steps to the next",
+            spec.overlap, spec.fragments
+        );
+        c.fault("overlap", message, format!("choose at most {}", steps / spec.fragments));
+    }
+    if spec.fragments == 1 && spec.overlap > 0 {
+        let message = "`parallel.overlap` is for parts of the model that are exchanged in turn";
+        c.fault("overlap", message, "write fragments = 4, or leave `overlap` out");
     }
     if spec.balance == Balance::Auto {
         let why = "does not measure the speed of ranks, which `balance = \"auto\"` asks for";
@@ -373,6 +396,13 @@ fn check_servers_with(spec: &ParallelSpec, train: &TrainSpec, c: &Cursor) {
 }
 
 impl ParallelSpec {
+    /// With local steps: the most from one moment at which replicas have all weights in common to the next.
+    pub fn steps_apart(&self) -> usize {
+        let steps = self.every.steps;
+        let rounds = if self.fragments == 1 { 1 } else { ROUNDS.min(EVERY_MAX as usize / steps).max(1) };
+        steps * rounds
+    }
+
     /// The ways in which replicas agree in the whole run: one, or two.
     pub fn syncs(&self) -> impl Iterator<Item = SyncKind> + use<> {
         let (first, then) = self.turn.map_or((self.sync, None), |turn| (turn.start, Some(turn.then)));

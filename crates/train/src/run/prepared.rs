@@ -13,7 +13,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
-use polyreme_parallel::{DriftBound, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
+use polyreme_parallel::{DriftBound, FragmentTurns, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
 use super::measured_cuts::CutsFrom;
@@ -521,7 +521,9 @@ fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
     let outer = spec.outer.map(|OuterSpec { lr, momentum }| OuterStep { lr, momentum });
     let EverySpec { drift, .. } = spec.every;
     let drift = drift.map(|drift| DriftBound { drift, look: spec.every.look() });
-    (spec.sync == SyncKind::Local).then_some(LocalSteps { outer, drift })
+    let turns = FragmentTurns { fragments: spec.fragments, every: spec.every.steps, overlap: spec.overlap };
+    let turns = (spec.fragments > 1).then_some(turns);
+    (spec.sync == SyncKind::Local).then_some(LocalSteps { outer, drift, turns })
 }
 
 /// Where stages that go on from step to step are flushed, and where ranks that take steps by themselves meet; after every step if
@@ -529,7 +531,7 @@ fn local_steps(spec: &ParallelSpec) -> Option<LocalSteps> {
 fn flushes(job: &Job, pace: Pace, data: usize, until: u64) -> Flushes {
     let parallel = &job.parallel;
     let most = match parallel.sync {
-        SyncKind::Local if data > 1 => parallel.every.steps,
+        SyncKind::Local if data > 1 => parallel.steps_apart(),
         SyncKind::AllReduce | SyncKind::Local if parallel.is_flushless() => parallel.flush_every,
         SyncKind::AllReduce | SyncKind::Local | SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync => {
             return Flushes::every_step();
@@ -546,6 +548,12 @@ fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
     let mesh = &plan.mesh;
     if let Some(local) = plan.local_steps() {
         let then = if local.outer.is_some() { "an outer step" } else { "the mean of their weights" };
+        if let Some(turns) = local.turns {
+            return Some(format!(
+                "data {}, each rank by itself; {} parts of the model take turns, each after {} steps, and all meet after up to {}: {then}",
+                mesh.data, turns.fragments, turns.every, plan.run_steps
+            ));
+        }
         let until = local.drift.map_or(String::new(), |bound| format!(" or a drift of {}", bound.drift));
         return Some(format!(
             "data {}, each rank by itself for up to {} steps{until}, then {then}",

@@ -6,7 +6,7 @@ use polyreme_graph::{Learning, LowRank, NamePattern};
 use super::prepared::Prepared;
 use crate::about::about;
 use crate::error::TrainError;
-use crate::job::{HeadStart, Job, nearest};
+use crate::job::{HeadStart, Job, SyncKind, nearest};
 use crate::low_rank::Selection;
 use crate::lower::training_graph;
 use crate::preparation::Preparation;
@@ -56,7 +56,14 @@ pub(super) fn check_tuning(job: &Job, graph: &Graph) -> Result<(), TrainError> {
             });
         }
     }
-    if graph.params.iter().all(|p| p.learning.own || p.learning.frozen) {
+    let common = graph.params.iter().filter(|p| !p.learning.own && !p.learning.frozen).count();
+    if job.parallel.fragments > common.max(1) && job.parallel.agrees_by(SyncKind::Local) {
+        return Err(TrainError::Mesh(format!(
+            "`fragments` of {} for a model of {common} tensors that ranks have in common; choose at most {common}",
+            job.parallel.fragments
+        )));
+    }
+    if common == 0 {
         let what =
             "`own` names every parameter that is learnt, so ranks would have nothing to agree on; name fewer";
         return Err(TrainError::Mesh(what.into()));

@@ -840,6 +840,31 @@ fn ranks_and_shards() {
         "write sync = \"local\", or leave `every` out",
     );
     row(
+        "fragments = 4",
+        "`parallel.fragments` is for replicas that take steps of their own",
+        "write sync = \"local\", or leave `fragments` out",
+    );
+    row(
+        "sync = \"local\"\nevery = 3\nfragments = 4",
+        "`parallel.fragments` of 4 have no turn each within 3 steps",
+        "choose at most 3, or a larger `every`",
+    );
+    row(
+        "sync = \"local\"\nevery = 10\nfragments = 4\noverlap = 3",
+        "`parallel.overlap` of 3 steps is longer than from one of 4 turns within 10 steps to the next",
+        "choose at most 2",
+    );
+    row(
+        "sync = \"local\"\noverlap = 3",
+        "`parallel.overlap` is for parts of the model that are exchanged in turn",
+        "write fragments = 4, or leave `overlap` out",
+    );
+    row(
+        "sync = \"local\"\nfragments = 4\nevery = { steps = 50, drift = 0.02 }",
+        "`parallel.sync = \"local\"` with `fragments` has a drift for each of them, and `every.drift` is a bound on all",
+        "leave one of them out",
+    );
+    row(
         "own = [\"head\"]",
         "`parallel.own` names parameters that replicas keep for themselves, and with `sync = \"allreduce\"` they have all in common",
         "write sync = \"local\", or own = []: a run that goes on starts from their mean",

@@ -240,6 +240,8 @@ fn every_key_is_read() {
         sync: SyncKind::AllReduce,
         turn: None,
         every: EverySpec::default(),
+        fragments: 1,
+        overlap: 0,
         own: Vec::new(),
         outer: None,
         staleness: 3,
@@ -547,6 +549,20 @@ fn replicas_may_meet_when_they_have_come_too_far() {
         let spec = job.parallel.every;
         assert_eq!(((spec.steps, spec.drift), spec.look()), (want, look), "{every}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{every}");
+    }
+}
+
+#[test]
+fn parts_of_the_model_may_take_turns() {
+    for (lines, want, apart) in [
+        ("", (1, 0), 50),
+        ("fragments = 4\noverlap = 12", (4, 12), 400),
+        ("fragments = 8\nevery = 200", (8, 0), 1000),
+    ] {
+        let job = good(&format!("{SMALL}[parallel]\nsync = \"local\"\n{lines}"), &[]);
+        let spec = &job.parallel;
+        assert_eq!(((spec.fragments, spec.overlap), spec.steps_apart()), (want, apart), "{lines}");
+        assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
     }
 }
 

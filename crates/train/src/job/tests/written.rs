@@ -428,6 +428,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
             let coded = whole && over_network && !reproducible && shard_optimizer != Some(true);
             // Replicas that take steps of their own have the whole model too, and nothing is measured.
             let local = coded && encrypt == Some(true) && !sync_batch_norm && balance != Balance::Auto;
+            let sliced = balance != Balance::Equal && threads.is_none_or(|n| n >= 4);
             let kinds = [
                 WireKind::F32,
                 WireKind::F16,
@@ -470,6 +471,8 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                     drift: threads.filter(|_| local && balance == Balance::Equal).map(|_| bucket_mib),
                     look: None,
                 },
+                fragments: if local && sliced { 4 } else { 1 },
+                overlap: usize::from(local && sliced && threads.is_some_and(|n| n >= 4)),
                 own: if local && threads.is_none() { vec!["head.*".into()] } else { Vec::new() },
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
