@@ -70,7 +70,13 @@ impl fmt::Display for Program {
                     writeln!(f, "{} {op} squares of {}", self.words(into), self.words(of))?;
                 }
                 Instr::SquaresApart { of, from, into } => {
-                    writeln!(f, "{} += squares of {} - {}", self.words(into), self.words(of), self.words(from))?;
+                    writeln!(
+                        f,
+                        "{} += squares of {} - {}",
+                        self.words(into),
+                        self.words(of),
+                        self.words(from)
+                    )?;
                 }
                 Instr::Leave { movement, drift } => {
                     writeln!(f, "go on together if drift {drift} is exceeded by {}", self.words(movement))?;

@@ -41,7 +41,8 @@ const SUMMED: &str = "fragment on its way";
 /// The parameters that ranks have in common, in `n` parts of about as many elements; fewer if there are fewer tensors.
 pub fn fragments(graph: &Graph, n: usize) -> Vec<Range<usize>> {
     let common = own_range(graph).start;
-    let ends: Vec<usize> = param_ranges(graph).iter().map(|(_, r)| r.end).filter(|end| *end <= common).collect();
+    let ends: Vec<usize> =
+        param_ranges(graph).iter().map(|(_, r)| r.end).filter(|end| *end <= common).collect();
     let mut parts: Vec<Range<usize>> = Vec::new();
     for k in 1..=n {
         let (from, most) = (parts.last().map_or(0, |part| part.end), ends.len() - (n - k).min(ends.len()));

@@ -62,7 +62,9 @@ pub use fragments::fragments;
 pub use local_steps::{share_own, take_back_own};
 pub use mesh::Mesh;
 pub use passes::{Budget, CompileError, compile};
-pub use plan::{DriftBound, FragmentTurns, LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates};
+pub use plan::{
+    DriftBound, FragmentTurns, LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates,
+};
 pub use schedule::{average_states, both_passes, schedule};
 pub use shard::{Passes, ShardPlace, shard};
 pub use sync_norm::sync_batch_norm;

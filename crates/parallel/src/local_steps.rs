@@ -108,7 +108,8 @@ pub(crate) fn run(lowering: &mut Lowering, local: LocalSteps, shape: &StepShape,
     });
     let per_step = lowering.program.microbatches.len() / n_steps;
     let bodies = lowering.program.bodies.clone();
-    let mut looks = local.drift.zip(before.clone()).map(|(bound, before)| Looks::new(lowering, bound, before));
+    let mut looks =
+        local.drift.zip(before.clone()).map(|(bound, before)| Looks::new(lowering, bound, before));
     if looks.is_some() {
         // Of steps that are left out.
         lowering.push(Instr::Zero(all_totals.clone()));
@@ -179,8 +180,7 @@ impl Looks {
             let of = Region::Params(0..common);
             lowering.push(Instr::SquaresApart { of, from: from.clone(), into: apart });
             lowering.push(Instr::Squares { of: from, into: whole, block: None });
-            let sum =
-                lowering.program.exchange(Collective::AllReduce, Axis::Data, self.movement.clone());
+            let sum = lowering.program.exchange(Collective::AllReduce, Axis::Data, self.movement.clone());
             lowering.push(Instr::Start(sum));
             self.sum = Some(sum);
         }
@@ -189,7 +189,12 @@ impl Looks {
 
 /// All ranks come to the same weights, of a range of the parameters. `before` are those that they had in common at the last exchange, where that is
 /// needed.
-pub(crate) fn agree(lowering: &mut Lowering, local: LocalSteps, range: Range<usize>, before: Option<&Region>) {
+pub(crate) fn agree(
+    lowering: &mut Lowering,
+    local: LocalSteps,
+    range: Range<usize>,
+    before: Option<&Region>,
+) {
     let (of, by) = (Region::Params(range.clone()), lowering.role.ranks);
     let before = before.map(|before| before.part(range.clone()));
     let coded = before.clone().filter(|_| lowering.wire.is_some());

@@ -9,7 +9,8 @@ use polyreme_graph::{BlockCodec, DType, Microbatch, Moments, Optimizer, Program,
 use polyreme_kernels::tally::Tally;
 use polyreme_parallel::tree::run_of;
 use polyreme_parallel::{
-    DriftBound, FragmentTurns, LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, fragments, schedule, share_own, take_back_own,
+    DriftBound, FragmentTurns, LocalSteps, Mesh, OuterStep, Plan, StepShape, Training, compile, fragments,
+    schedule, share_own, take_back_own,
 };
 
 use crate::ranks::{BATCH, Case, Over, feed, on_ranks, step_graph};
@@ -249,7 +250,8 @@ fn twin(local: Local) -> Vec<Ended> {
             }
             totals.push((loss / weight, samples));
             done += 1;
-            let begins = local.turns.and_then(|turns| turns.within(steps).find(|([begins, _], _)| *begins == done));
+            let begins =
+                local.turns.and_then(|turns| turns.within(steps).find(|([begins, _], _)| *begins == done));
             let mut arrive = |engines: &mut [Engine], range: Range<usize>, sent: Vec<Vec<f32>>| {
                 let mut new = mean(&sent);
                 if let Some(outer) = local.outer {
@@ -269,7 +271,8 @@ fn twin(local: Local) -> Vec<Ended> {
             }
             if let (Some(([_, ends], k)), Some(turns)) = (begins, local.turns) {
                 let range = fragments(&graph, turns.fragments)[k].clone();
-                let sent = engines.iter().map(|engine| engine.kept(Kept::Params)[range.clone()].to_vec()).collect();
+                let sent =
+                    engines.iter().map(|engine| engine.kept(Kept::Params)[range.clone()].to_vec()).collect();
                 match ends > done {
                     true => way = Some((ends, range, sent)),
                     false => arrive(&mut engines, range, sent),
@@ -282,7 +285,8 @@ fn twin(local: Local) -> Vec<Ended> {
             {
                 let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
                 let moved = |engine: &Engine| -> f64 {
-                    let far: Vec<f32> = engine.kept(Kept::Params).iter().zip(&before).map(|(a, b)| a - b).collect();
+                    let far: Vec<f32> =
+                        engine.kept(Kept::Params).iter().zip(&before).map(|(a, b)| a - b).collect();
                     squares(&far)
                 };
                 let apart: f64 = engines.iter().map(moved).sum();

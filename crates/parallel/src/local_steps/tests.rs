@@ -33,7 +33,13 @@ fn lower(plan: &Plan, shape: &StepShape) -> Program {
 }
 
 fn plan(outer: Option<OuterStep>) -> Plan {
-    Plan { mesh: Mesh::data(2), rank: 1, run_steps: 3, local: Some(LocalSteps { outer, drift: None, turns: None }), ..Plan::alone() }
+    Plan {
+        mesh: Mesh::data(2),
+        rank: 1,
+        run_steps: 3,
+        local: Some(LocalSteps { outer, drift: None, turns: None }),
+        ..Plan::alone()
+    }
 }
 
 #[test]

@@ -245,7 +245,9 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
             );
         }
         // A run that goes on with another way to agree has them from before.
-        for key in ["every", "outer", "fragments", "overlap"].into_iter().filter(|key| c.has(key) && !c.has("sync")) {
+        for key in
+            ["every", "outer", "fragments", "overlap"].into_iter().filter(|key| c.has(key) && !c.has("sync"))
+        {
             let message = format!("`parallel.{key}` is for replicas that take steps of their own");
             c.fault(key, message, format!("write sync = \"local\", or leave `{key}` out"));
         }
@@ -272,7 +274,8 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
         refuse(why, "leave one of them out");
     }
     if spec.fragments > 1 && spec.fragments > steps {
-        let message = format!("`parallel.fragments` of {} have no turn each within {steps} steps", spec.fragments);
+        let message =
+            format!("`parallel.fragments` of {} have no turn each within {steps} steps", spec.fragments);
         c.fault("fragments", message, format!("choose at most {steps}, or a larger `every`"));
     } else if spec.overlap * spec.fragments > steps {
         let message = format!(

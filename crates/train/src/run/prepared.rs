@@ -13,7 +13,9 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
-use polyreme_parallel::{DriftBound, FragmentTurns, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
+use polyreme_parallel::{
+    DriftBound, FragmentTurns, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose,
+};
 
 use super::layer_paths::check_f32_layers;
 use super::measured_cuts::CutsFrom;
@@ -24,7 +26,9 @@ use super::tuned::{check_tuning, frozen_numel};
 use crate::error::TrainError;
 use crate::event::Outline;
 use crate::flush::Flushes;
-use crate::job::{Balance, ClassWeights, EverySpec, Job, OrderSpec, OuterSpec, ParallelSpec, PrecisionKind, SyncKind};
+use crate::job::{
+    Balance, ClassWeights, EverySpec, Job, OrderSpec, OuterSpec, ParallelSpec, PrecisionKind, SyncKind,
+};
 use crate::learner::LearnerOptions;
 use crate::loss::Loss;
 use crate::lower::{evaluation_graph, step_graph, training_graph};
