@@ -2,7 +2,8 @@
 """What it costs to lose ranks, to lose the coordinator, to have many ranks, to let one join, and to be elastic at all.
 
     cargo build --release
-    bench/elastic.py kills [--seconds 120] [--every 1s]     # examples/digits.toml on 4 ranks, a kill and a join each second
+    bench/elastic.py kills [--seconds 120] [--every 1s] [--transport shm]  # examples/digits.toml on 4 ranks, a kill and a join each second
+    bench/elastic.py faults [--seconds 600]                 # the same in network namespaces: kills, cut links and pauses
     bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
     bench/elastic.py successor [--kills 50]                 # 4 ranks; the process that coordinates is killed, and another rank joins
     bench/elastic.py etcd [--kills 20]                      # 3 ranks and 3 servers of etcd: its leader and the coordinating process are killed
@@ -14,6 +15,7 @@
 """
 
 import argparse
+import collections
 import json
 import os
 import secrets
@@ -23,12 +25,13 @@ import socket
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / "target/release/polyreme"
+BINARY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/polyreme"
 JOB = ROOT / "examples/digits.toml"
 SETTINGS = ["parallel.reproducible=true", "parallel.threads=1", "train.epochs=1000000", 'train.schedule={ kind = "constant" }']
 
@@ -57,17 +60,34 @@ def until(what, done, limit=120.0):
     raise SystemExit(f"{what}: not within {limit} s")
 
 
-def kills(folder, seconds, every):
-    out = folder / "run"
-    faults = f"kill={every},join={every},seed=7"
-    args = ["train", JOB, "--elastic", "--processes", "4", "--json", "--output", out, "--chaos", faults, *sets()]
+def under_chaos(folder, seconds, chaos, *more):
+    """Trains for so long while faults happen; prints what they cost, and compares the weights."""
+    args = ["train", JOB, "--elastic", "--processes", "4", "--json", "--output", folder / "run", "--chaos", chaos, *more]
     process = run(*args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(process.stdout))
+    reader.start()
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    summary = json.loads(process.communicate()[0].splitlines()[-1])
-    wanted = ["ranks_lost", "ranks_joined", "steps", "steps_redone", "stall_ms_p50", "stall_ms_p99", "stall_ms_max"]
+    process.wait()
+    reader.join()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    summary = events[-1]
+    faults = collections.Counter(event["fault"] for event in events if event.get("event") == "fault")
+    ways = {row["transport"] for event in events if event.get("event") == "placed" for row in event["ranks"]}
+    print("over", ", ".join(sorted(ways)), "faults:", dict(faults))
+    wanted = ["ranks_lost", "ranks_joined", "steps", "steps_redone", "stall_ms_p50", "stall_ms_p99", "stall_ms_max", "stall_parts_ms_p50"]
     print({key: summary[key] for key in wanted}, "each sample once:", summary["ledger"]["exact"])
     compare(folder, summary["steps"], "")
+
+
+def kills(folder, seconds, every, transport):
+    under_chaos(folder, seconds, f"kill={every},join={every},seed=7", "--transport", transport, *sets())
+
+
+def faults(folder, seconds):
+    chaos = "kill=3s,cut=11s:1s..9s,stop=28s:2s..20s,join=2s,seed=7"
+    under_chaos(folder, seconds, chaos, *sets("parallel.patience=3"))
 
 
 def free_address():
@@ -327,9 +347,10 @@ def cost(folder, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "coordinator", "successor", "etcd", "many", "join", "cost"])
+    parser.add_argument("what", choices=["kills", "faults", "coordinator", "successor", "etcd", "many", "join", "cost"])
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", default="1s")
+    parser.add_argument("--transport", choices=["shm", "tcp"], default="shm")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -338,7 +359,9 @@ def main():
     folder = Path(tempfile.mkdtemp())
     try:
         if args.what == "kills":
-            kills(folder, args.seconds, args.every)
+            kills(folder, args.seconds, args.every, args.transport)
+        elif args.what == "faults":
+            faults(folder, args.seconds)
         elif args.what == "coordinator":
             coordinator(folder, args.kills)
         elif args.what == "successor":

@@ -24,7 +24,7 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let options = parse(&args);
     if let Some((rank, path)) = &options.child {
-        let segment = Comm::open_segment(path, options.ranks).expect("the parent made the shared memory");
+        let segment = Comm::open_segment(path, options.ranks, 0).expect("the parent made the shared memory");
         return join(*rank, segment, &options);
     }
     if options.transport == "local" {
@@ -39,7 +39,7 @@ fn main() {
         });
         return;
     }
-    let segment = Comm::segment(options.ranks).expect("there is memory for a group");
+    let segment = Comm::segment(options.ranks, 0).expect("there is memory for a group");
     let path = segment.path().expect("it is a file");
     let exe = std::env::current_exe().expect("this program has a file");
     let start = |rank: usize| {

@@ -103,14 +103,14 @@ impl Comm {
     }
 
     /// Memory for a group of processes. One of them, or their parent, creates it, keeps it until all have joined, and
-    /// tells the others its path.
-    pub fn segment(size: usize) -> Result<Segment, SegmentError> {
-        ShmComm::segment(size)
+    /// tells the others its path. Ranks of another generation of the job cannot open it.
+    pub fn segment(size: usize, generation: u64) -> Result<Segment, SegmentError> {
+        ShmComm::segment(size, generation)
     }
 
     /// Opens what another process created with [`Comm::segment`].
-    pub fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
-        ShmComm::open_segment(path, size)
+    pub fn open_segment(path: &str, size: usize, generation: u64) -> Result<Segment, SegmentError> {
+        ShmComm::open_segment(path, size, generation)
     }
 
     /// One process of a group connected by links.

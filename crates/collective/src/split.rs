@@ -222,7 +222,8 @@ impl Comm {
                     lobby.groups.leave((number, ways.names[0]), ends);
                 }
                 Local::Processes { .. } => {
-                    let segment = ShmComm::segment(members.len());
+                    // Only ranks of the group that is split learn its path.
+                    let segment = ShmComm::segment(members.len(), 0);
                     let segment = segment.map_err(|error| self.failed(OP, &no_memory("a group", &error)))?;
                     path = segment.path().unwrap_or_default();
                     made = Some(segment);
@@ -239,7 +240,7 @@ impl Comm {
             Some(Local::Processes { host, alarm, stall }) if ways.share_memory() => {
                 let segment = match made {
                     Some(segment) => segment,
-                    None => ShmComm::open_segment(&paths[members[0]], members.len())
+                    None => ShmComm::open_segment(&paths[members[0]], members.len(), 0)
                         .map_err(|error| self.failed(OP, &no_memory("a group", &error)))?,
                 };
                 let (host, alarm, world) = (host.clone(), alarm.clone(), ways.names.clone());

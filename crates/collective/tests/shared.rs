@@ -295,7 +295,7 @@ const RANK: &str = "POLYREME_TEST_RANK";
 
 /// Starts a group of processes. Each prints its result.
 fn processes(scene: &str, size: usize, stall_ms: u64) -> (Segment, Vec<Child>) {
-    let segment = Comm::segment(size).unwrap();
+    let segment = Comm::segment(size, 0).unwrap();
     let path = segment.path().unwrap();
     let start = |rank| {
         Command::new(std::env::current_exe().unwrap())
@@ -327,7 +327,7 @@ fn one_rank_of_a_group() {
     let setup = ShmSetup {
         host: "here".into(),
         stall: Duration::from_millis(stall.parse().unwrap()),
-        ..ShmSetup::new(rank.parse().unwrap(), size, Comm::open_segment(path, size).unwrap())
+        ..ShmSetup::new(rank.parse().unwrap(), size, Comm::open_segment(path, size, 0).unwrap())
     };
     let mut comm = Comm::shm(setup).unwrap();
     let end = play(scene, &mut comm).and_then(|()| if scene == "leaves" { Ok(()) } else { comm.finish() });

@@ -221,9 +221,10 @@ impl Plan {
     /// overlap, as updated parameters are sent when there is nothing left to compute, so there each keeps everything.
     pub fn kept(self, keeps: Option<Keeps>, shares_memory: bool) -> Plan {
         // Without a flush, no rank may write weights that another one reads, or wait for its part of an update. In steps by themselves
-        // ranks have different weights. Gradients that travel coded are of ranks that do not share memory, whatever is assumed of others.
-        let alone =
-            !shares_memory || self.is_flushless() || self.local_steps().is_some() || self.wire.is_some();
+        // ranks have different weights. A rank that may be lost keeps nothing that others need. Gradients that travel coded are of ranks that
+        // do not share memory, whatever is assumed of others.
+        let apart = self.elastic || self.is_flushless() || self.local_steps().is_some();
+        let alone = !shares_memory || apart || self.wire.is_some();
         let usual = if alone { Keeps::All } else { Keeps::OwnMoments };
         let keeps = keeps.unwrap_or(usual);
         let shared = keeps != Keeps::All && shares_memory && self.mesh.data > 1;

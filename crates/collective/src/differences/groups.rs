@@ -238,13 +238,13 @@ fn two_levels(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>
     let hosts = hosts(ranks);
     let (between, every_two) = (Sockets::new(hosts.len()), Sockets::new(ranks));
     let segments: Vec<_> =
-        hosts.iter().map(|host| Comm::segment(host.len()).expect("shared memory")).collect();
+        hosts.iter().map(|host| Comm::segment(host.len(), 0).expect("shared memory")).collect();
     let exchange = Exchange::default();
     on_threads(ranks, cores, play, |rank| {
         let host = hosts.iter().position(|host| host.contains(&rank)).expect("a host has it");
         let place = hosts[host].iter().position(|r| *r == rank).expect("its host has it");
         let (size, path) = (hosts[host].len(), segments[host].path().expect("a file"));
-        let segment = Comm::open_segment(&path, size).expect("the segment of its host");
+        let segment = Comm::open_segment(&path, size, 0).expect("the segment of its host");
         let inside = Comm::shm(ShmSetup::new(place, size, segment)).map_err(|r| r.to_string())?;
         let between = (place == 0).then(|| between.links(host));
         let comm = Comm::two_level(hosts.clone(), inside, between, every_two.links(rank));
@@ -280,7 +280,7 @@ fn joined(
 const RANK: &str = "POLYREME_DIFFERENCES_RANK";
 
 fn processes(ranks: usize, cores: Cores, play: &Play) -> Vec<Result<(), String>> {
-    let segment = Comm::segment(ranks).expect("shared memory");
+    let segment = Comm::segment(ranks, 0).expect("shared memory");
     let path = segment.path().expect("a file");
     let start = |rank: usize| {
         let (unequal, play) = (cores == Cores::Unequal, play.to_text());
@@ -316,7 +316,7 @@ pub(super) fn rank_of_processes() {
     let number = |text: &str| text.parse::<usize>().expect("a number");
     let (rank, size, play) = (number(rank), number(size), Play::of_text(play));
     stay_on(if unequal == "true" { Cores::Unequal } else { Cores::Equal }, rank);
-    let segment = Comm::open_segment(path, size).expect("the parent's memory");
+    let segment = Comm::open_segment(path, size, 0).expect("the parent's memory");
     let end = Comm::shm(ShmSetup::new(rank, size, segment)).map_err(|report| report.to_string());
     let end = end.and_then(|comm| act(comm, &play));
     println!("end: {}", end.map_or_else(|what| what, |()| "well".into()));

@@ -150,7 +150,12 @@ impl ShmComm {
             }
             let desk = self.meet.desk(r);
             let path = path_of(desk.pid.load(Ordering::Acquire), desk.file.load(Ordering::Acquire));
-            let theirs = Segment::open(&path, bytes, bytes).map_err(|e| failed(self, rank, what, &e))?;
+            let theirs = Segment::open(&path, bytes, bytes);
+            // Who is gone, or has given up, has closed its files.
+            let theirs = theirs.map_err(|e| match self.meet.without_files(r) {
+                Err(report) => report,
+                Ok(()) => failed(self, rank, what, &e),
+            })?;
             of.push(theirs.block().clone());
         }
         // The file may be closed, and the desk's number reused, when every rank has mapped it.

@@ -71,20 +71,27 @@ impl ShmComm {
     }
 
     /// Memory for a group of processes.
-    pub(crate) fn segment(size: usize) -> Result<Segment, SegmentError> {
+    pub(crate) fn segment(size: usize, generation: u64) -> Result<Segment, SegmentError> {
         let layout = ShmLayout::of(size.clamp(1, RANKS_MAX));
         let segment = Segment::create(layout.bytes(), layout.warm_bytes())?;
-        segment.block().at::<Front>(0).mark.store(layout.mark(), Ordering::SeqCst);
+        let front = segment.block().at::<Front>(0);
+        front.generation.store(generation, Ordering::SeqCst);
+        front.mark.store(layout.mark(), Ordering::SeqCst);
         Ok(segment)
     }
 
-    /// Opens memory that another process created.
-    pub(crate) fn open_segment(path: &str, size: usize) -> Result<Segment, SegmentError> {
+    /// Opens memory that another process created. Its number in that process may be that of an older generation's, or of a newer one's.
+    pub(crate) fn open_segment(path: &str, size: usize, generation: u64) -> Result<Segment, SegmentError> {
         let layout = ShmLayout::of(size.clamp(1, RANKS_MAX));
         let segment = Segment::open(path, layout.bytes(), layout.warm_bytes())?;
-        if segment.block().at::<Front>(0).mark.load(Ordering::SeqCst) != layout.mark() {
-            let what = format!("it was not made for {size} ranks of this version");
-            return Err(SegmentError::Strange { path: path.into(), what });
+        let strange = |what: String| Err(SegmentError::Strange { path: path.into(), what });
+        let front = segment.block().at::<Front>(0);
+        if front.mark.load(Ordering::SeqCst) != layout.mark() {
+            return strange(format!("it was not made for {size} ranks of this version"));
+        }
+        let found = front.generation.load(Ordering::SeqCst);
+        if found != generation {
+            return strange(format!("it is of generation {found}, not of {generation}"));
         }
         Ok(segment)
     }

@@ -28,8 +28,10 @@ const LINE: usize = 64;
 pub(super) struct Front {
     /// What this memory is, in which version, and for how many ranks.
     pub(super) mark: AtomicU64,
+    /// Of which generation of the job its ranks are.
+    pub(super) generation: AtomicU64,
 }
-// SAFETY: an atomic.
+// SAFETY: atomics, in C's order.
 unsafe impl Shareable for Front {}
 
 /// Where a rank publishes its progress. The first cache line is read by all, and written by its rank only.

@@ -263,9 +263,9 @@ impl ShmComm {
         let opened = Segment::open(&path, size, size);
         let segment = opened.map_err(|error| {
             // A message from a process that has ended is lost with it.
-            match self.meet.is_gone(from) {
-                true => self.meet.raise(from, Cause::Gone),
-                false => {
+            match self.meet.without_files(from) {
+                Err(report) => report,
+                Ok(()) => {
                     let why = no_memory("a message", &error);
                     self.meet.raise(self.meet.rank, Cause::Failed { why })
                 }

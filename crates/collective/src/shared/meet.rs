@@ -18,12 +18,17 @@
 //! the notice, and a rank that gives up checks `busy` after posting the notice.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use polyreme_net::{Alarm, Block, Cause, Counter, Look, Notice, Pace, Peers, Report};
 
 use super::call::{Call, Grounds, SharedOp};
 use super::lateness::Lateness;
-use super::layout::{Desk, HERE, ShmLayout};
+use super::layout::{Desk, HERE, LEFT, ShmLayout};
+
+/// How long the end of a process may take from when its files are closed, and how often it is looked for.
+const CLOSING: Duration = Duration::from_secs(2);
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// One rank's end of the meetings.
 pub(super) struct Meet {
@@ -212,6 +217,17 @@ impl Meet {
         Ok(())
     }
 
+    /// A file of a rank cannot be opened: whether that is because the rank is gone. The system closes what a killed process had open a
+    /// moment before it says that the process has ended.
+    pub(super) fn without_files(&self, of: usize) -> Result<(), Report> {
+        let until = Instant::now() + CLOSING;
+        while Instant::now() < until {
+            self.pause(of)?;
+            std::thread::sleep(GLANCE);
+        }
+        Ok(())
+    }
+
     fn look(&self, look: Look, counter: &Counter, of: usize, target: u32) -> Result<(), Report> {
         self.check()?;
         let Look::Around(quiet) = look else { return Ok(()) };
@@ -239,6 +255,13 @@ impl Meet {
             Some(report) => Err(self.put_up(report)),
             None => Ok(()),
         }
+    }
+
+    /// A report of a rank whose process ended before it finished, or that has left the group, if there is one.
+    pub(super) fn gone(&self) -> Option<Report> {
+        let left = |rank: &usize| self.desk(*rank).state.load(Ordering::SeqCst) == LEFT;
+        let gone = self.lost().or_else(|| (0..self.size).filter(|rank| *rank != self.rank).find(left));
+        gone.map(|rank| self.report(rank, self.op, Cause::Gone))
     }
 
     /// A rank whose process ended before it finished.

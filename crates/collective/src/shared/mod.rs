@@ -93,8 +93,10 @@ impl ShmComm {
 
     pub(crate) fn fail(&mut self, step: u64, why: &str) {
         self.meet.step = step;
-        let cause = Cause::Failed { why: why.into() };
-        self.meet.put_up(self.meet.report(self.meet.rank, "its own work", cause));
+        // If another rank is lost, that is why this one fails.
+        let found = self.meet.alarm.raised().or_else(|| self.meet.gone());
+        let failed = || self.meet.report(self.meet.rank, "its own work", Cause::Failed { why: why.into() });
+        self.meet.put_up(found.unwrap_or_else(failed));
     }
 
     /// Publishes an operation, or queues it until there is room on the desk.

@@ -111,10 +111,10 @@ fn connected(ranks: usize) -> Vec<Comm> {
 
 /// Ranks that share memory as processes do, whose own memory the others cannot see.
 fn shared(ranks: usize) -> Vec<Comm> {
-    let segment = Comm::segment(ranks).unwrap();
+    let segment = Comm::segment(ranks, 0).unwrap();
     let path = segment.path().unwrap();
     let join = |rank: usize| {
-        let setup = ShmSetup::new(rank, ranks, Comm::open_segment(&path, ranks).unwrap());
+        let setup = ShmSetup::new(rank, ranks, Comm::open_segment(&path, ranks, 0).unwrap());
         std::thread::spawn(move || Comm::shm(setup).unwrap())
     };
     let joining: Vec<_> = (0..ranks).map(join).collect();

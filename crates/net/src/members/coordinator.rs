@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::decision::{Decision, FRUITLESS_MAX, MemberAction, MemberEvent, Reason};
-use super::message::{HeldSteps, MemberId, Ready};
+use super::message::{HeldSteps, MemberId, MemoryUse, Ready};
 use super::store::GenerationRecord;
 use super::tally::{Stall, Tally};
 
@@ -29,6 +29,8 @@ pub struct Rules {
     pub hold_off: Duration,
     /// Whether a store sees to it that no other coordinator forms the next generation: then whoever is there may go on.
     pub exclusive: bool,
+    /// Whether ranks may share memory.
+    pub memory: MemoryUse,
 }
 
 /// A deliberate mistake, to prove that the tests find it.
@@ -55,6 +57,8 @@ pub(super) enum CoordinatorBug {
 
 struct Known {
     watched: bool,
+    /// Memory can be shared with it.
+    here: bool,
     heard: Instant,
     /// It is a rank of a generation that another coordinator formed, and has not come back yet: what is heard of it before is not for this one.
     away: bool,
@@ -84,6 +88,8 @@ pub struct Coordinator {
     generation: u64,
     /// The ranks of the last generation, those that are gone included.
     ranks: Vec<MemberId>,
+    /// Whether they share memory; unknown of ranks that another coordinator told what to form.
+    memory: Option<bool>,
     /// Those of them that are gone and whose end their host reported, or that left by themselves: not those that fell silent.
     accounted: BTreeSet<MemberId>,
     /// Why the last generation ends, or has ended; none while it is formed and runs.
@@ -125,6 +131,7 @@ impl Coordinator {
             dying: BTreeSet::new(),
             generation: 0,
             ranks: Vec::new(),
+            memory: None,
             accounted: BTreeSet::new(),
             ending: Some(Reason::Begin),
             cancelled: true,
@@ -156,6 +163,11 @@ impl Coordinator {
     /// Whether all ranks of the last generation train.
     pub fn trains(&self) -> bool {
         self.ending.is_none() && self.ranks.iter().all(|id| self.runs(*id))
+    }
+
+    /// Whether the ranks of the last generation share memory, if this coordinator formed it.
+    pub fn shares_memory(&self) -> Option<bool> {
+        self.memory
     }
 
     /// Members that are in no generation.
@@ -331,6 +343,7 @@ impl Coordinator {
             MemberEvent::Struck => {
                 self.struck.get_or_insert(now);
             }
+            MemberEvent::Here => (known.watched, known.here) = (true, true),
         }
     }
 
@@ -443,8 +456,8 @@ impl Coordinator {
 impl Known {
     /// Nothing was heard of it yet.
     fn waiting(now: Instant, generation: u64) -> Known {
-        let (watched, away, leaves, trained) = (false, false, false, false);
-        Known { watched, heard: now, away, leaves, trained, step: 0, generation, stand: Stand::Busy }
+        let (watched, here, away, leaves, trained) = (false, false, false, false, false);
+        Known { watched, here, heard: now, away, leaves, trained, step: 0, generation, stand: Stand::Busy }
     }
 
     /// Whether it is in its generation, as far as is known.

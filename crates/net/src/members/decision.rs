@@ -21,6 +21,9 @@ pub enum MemberEvent {
     },
     /// A rank whose coordinator was lost comes to this one.
     Returned(Returned),
+    /// It runs on the coordinator's host, as a process that the coordinator watches and can kill, and that can share memory with others
+    /// there. Comes before it is ready.
+    Here,
     /// A member can form a generation.
     Ready(Ready),
     /// A member trains.

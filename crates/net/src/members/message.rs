@@ -27,6 +27,18 @@ pub struct JobMark {
     pub digest: u64,
 }
 
+/// Whether the ranks of a generation may exchange their data through memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MemoryUse {
+    /// They use sockets.
+    #[default]
+    Never,
+    /// They do if all of them are on the coordinator's host.
+    IfAllHere,
+    /// They do: processes of other hosts cannot join.
+    Always,
+}
+
 /// One rank's share of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OwnShare {
@@ -84,6 +96,8 @@ pub struct Formation {
     pub source: Option<usize>,
     /// Whether it only saves a checkpoint: there are too few ranks to train.
     pub save_only: bool,
+    /// Whether they exchange their data through memory, made anew for this generation: all are on the coordinator's host.
+    pub memory: bool,
     /// What an earlier rank 0 left for later ones.
     pub note: Vec<u8>,
     /// Why it is formed, in words.
@@ -97,6 +111,8 @@ pub enum ToCoordinator {
     Enter {
         /// Its host.
         host: String,
+        /// Equal for processes that can share memory.
+        host_key: String,
         /// Its process.
         pid: u32,
         /// The job.
@@ -110,6 +126,8 @@ pub enum ToCoordinator {
     Return {
         /// Its host.
         host: String,
+        /// Equal for processes that can share memory.
+        host_key: String,
         /// Its process.
         pid: u32,
         /// The job.
@@ -159,6 +177,8 @@ pub enum ToMember {
         runs_on: Option<MemberId>,
         /// Whether a member takes the coordinator's place when it is lost.
         succession: bool,
+        /// Whether ranks may share memory, for whoever takes the coordinator's place.
+        memory: MemoryUse,
     },
     /// It cannot be one.
     Refused {
@@ -247,21 +267,32 @@ fn flag(reader: &mut Reader) -> Result<bool, Malformed> {
     }
 }
 
+fn memory_use(reader: &mut Reader) -> Result<MemoryUse, Malformed> {
+    match reader.u8()? {
+        0 => Ok(MemoryUse::Never),
+        1 => Ok(MemoryUse::IfAllHere),
+        2 => Ok(MemoryUse::Always),
+        _ => Err(Malformed),
+    }
+}
+
 impl Wire for ToCoordinator {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            ToCoordinator::Enter { host, pid, job, child, was } => {
+            ToCoordinator::Enter { host, host_key, pid, job, child, was } => {
                 out.push(1);
                 out.put_text(host);
+                out.put_text(host_key);
                 out.put_u32(*pid);
                 put_job(&mut out, job);
                 put_held(&mut out, *child);
                 put_held(&mut out, *was);
             }
-            ToCoordinator::Return { host, pid, job, id, returned } => {
+            ToCoordinator::Return { host, host_key, pid, job, id, returned } => {
                 out.push(9);
                 out.put_text(host);
+                out.put_text(host_key);
                 out.put_u32(*pid);
                 put_job(&mut out, job);
                 out.put_u64(*id);
@@ -307,15 +338,16 @@ impl Wire for ToCoordinator {
         let mut r = Reader(bytes);
         let message = match r.u8()? {
             1 => {
-                let (host, pid, job) = (r.text()?, r.u32()?, job(&mut r)?);
-                ToCoordinator::Enter { host, pid, job, child: held(&mut r)?, was: held(&mut r)? }
+                let (host, host_key, pid, job) = (r.text()?, r.text()?, r.u32()?, job(&mut r)?);
+                ToCoordinator::Enter { host, host_key, pid, job, child: held(&mut r)?, was: held(&mut r)? }
             }
             9 => {
-                let (host, pid, job, id) = (r.text()?, r.u32()?, job(&mut r)?, r.u64()?);
+                let (host, host_key, pid) = (r.text()?, r.text()?, r.u32()?);
+                let (job, id) = (job(&mut r)?, r.u64()?);
                 let (generation, running, trained) = (r.u64()?, flag(&mut r)?, flag(&mut r)?);
                 let (tally, ranks) = (tally(&mut r)?, ids(&mut r)?);
                 let returned = Returned { generation, ranks, running, trained, tally };
-                ToCoordinator::Return { host, pid, job, id, returned }
+                ToCoordinator::Return { host, host_key, pid, job, id, returned }
             }
             2 => ToCoordinator::Ready(Ready {
                 generation: r.u64()?,
@@ -344,12 +376,13 @@ impl Wire for ToMember {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            ToMember::Welcome { id, patience_ms, runs_on, succession } => {
+            ToMember::Welcome { id, patience_ms, runs_on, succession, memory } => {
                 out.push(1);
                 out.put_u64(*id);
                 out.put_u64(*patience_ms);
                 put_held(&mut out, *runs_on);
                 out.push(u8::from(*succession));
+                out.push(*memory as u8);
             }
             ToMember::Refused { why } => {
                 out.push(2);
@@ -362,6 +395,7 @@ impl Wire for ToMember {
                 out.put_text(&form.master);
                 put_held(&mut out, form.source.map(|rank| rank as u64));
                 out.push(u8::from(form.save_only));
+                out.push(u8::from(form.memory));
                 out.put_bytes(&form.note[..form.note.len().min(NOTE_BYTES_MAX)]);
                 out.put_text(&form.why);
                 out.put_u32(form.held.len() as u32);
@@ -403,11 +437,13 @@ impl Wire for ToMember {
                 patience_ms: r.u64()?,
                 runs_on: held(&mut r)?,
                 succession: flag(&mut r)?,
+                memory: memory_use(&mut r)?,
             },
             2 => ToMember::Refused { why: r.text()? },
             3 => {
                 let (generation, rank, master) = (r.u64()?, r.u32()? as usize, r.text()?);
                 let (source, save_only) = (held(&mut r)?.map(|rank| rank as usize), flag(&mut r)?);
+                let memory = flag(&mut r)?;
                 let (note, why) = (r.bytes(NOTE_BYTES_MAX)?.to_vec(), r.text()?);
                 let n = r.count(8)?;
                 let held = (0..n).map(|_| held(&mut r)).collect::<Result<Vec<_>, _>>()?;
@@ -423,6 +459,7 @@ impl Wire for ToMember {
                     held,
                     source,
                     save_only,
+                    memory,
                     note,
                     why,
                 }))

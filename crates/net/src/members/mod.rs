@@ -33,6 +33,12 @@
 //! A change of membership needs half of the last generation, together with the coordinator that formed it, or more than half. Ranks whose end their own host
 //! reports, or whose connection it closed, do not count: only those that fell silent. Otherwise the coordinator waits: the missing ranks may be alive on the other side of a cut network.
 //!
+//! # Ranks that share memory
+//! If all ranks of a generation are on the coordinator's host, and nobody asks for sockets, they exchange their data through memory, which is
+//! made anew for each generation: what a lost rank has half written belongs to a generation that is over. The coordinator watches
+//! their processes, also those that are not its children, and kills one that is removed; the next generation is formed when it was seen
+//! dead. A process of another host that joins makes the next generation one over sockets, or is refused.
+//!
 //! # Leaving
 //! A member that wants to leave says so; the generation ends with a step, and the member is let go when its state is also that of a rank that
 //! stays, or is saved. If all want to leave, they form a generation that only saves.
@@ -75,7 +81,7 @@ mod tests;
 pub use coordinator::{Coordinator, Rules};
 pub use decision::{Decision, MemberAction, MemberEvent, Reason};
 pub use message::{
-    Formation, HeldSteps, JobMark, MemberId, OwnShare, Ready, Returned, ToCoordinator, ToMember,
+    Formation, HeldSteps, JobMark, MemberId, MemoryUse, OwnShare, Ready, Returned, ToCoordinator, ToMember,
 };
 pub use office::{MemberRow, Office, OfficeOptions, OfficeOrder};
 pub use seat::{Seat, SeatAction};
@@ -84,3 +90,9 @@ pub use store::{CoordinatorPlace, MemberStore};
 pub use succession::{OpenOffice, Vacancy};
 pub use tally::{Stall, Tally, TallySummary};
 pub use tenure::Tenure;
+
+/// Equal for processes that can share memory and watch each other, and that the user did not tell apart: `named` is the host's name
+/// that the user gave.
+pub fn host_key(named: Option<&str>) -> String {
+    format!("{} {}", crate::rendezvous::host_key(), named.unwrap_or_default())
+}

@@ -14,11 +14,12 @@ use rustix::event::PollFd;
 
 use super::coordinator::{Coordinator, Rules};
 use super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, ToCoordinator, ToMember};
+use super::message::{JobMark, MESSAGE_BYTES_MAX, MemberId, MemoryUse, OwnShare, ToCoordinator, ToMember};
 use super::store::GenerationRecord;
 use super::tenure::Tenure;
 use crate::connection::Proven;
 use crate::control::channel::{Channel, Ended};
+use crate::peers::PeerProcess;
 use crate::ready;
 use crate::rendezvous::Tell;
 use crate::rendezvous::gate::Gate;
@@ -47,6 +48,11 @@ pub struct OfficeOptions {
     pub note: Vec<u8>,
     /// Whether connections are encrypted; the same for all members.
     pub encrypt: Encrypt,
+    /// Equal for members that can share memory with each other, if this process could with them.
+    pub host_key: String,
+    /// Whether its children run on this host, so that their end is reported and they can be killed. Of those at the far ends of ssh only
+    /// the connection can be ended.
+    pub children_here: bool,
     /// The member whose process this is, if it is one.
     pub runs_on: Option<MemberId>,
     /// The member whose process had the coordinator before, and has ended.
@@ -108,6 +114,17 @@ struct Known {
     pid: u32,
     child: Option<u64>,
     own: OwnShare,
+    hold: Hold,
+}
+
+/// What the coordinator's host can do about a member's process.
+enum Hold {
+    /// Nothing: it is elsewhere, or ranks share no memory anyway.
+    Nothing,
+    /// It was opened by its number. The member's next message shows that the number was its own.
+    Opened(Option<PeerProcess>),
+    /// It is watched, and can be killed: by this one, or by the caller if it is its child.
+    Sure(Option<PeerProcess>),
 }
 
 /// The coordinator and its connections.
@@ -129,6 +146,13 @@ pub struct Office {
     guests: BTreeMap<MemberId, Guest>,
     /// Children whose connections are closed and whose end was not reported yet.
     closed_children: BTreeMap<u64, MemberId>,
+    /// Processes of this host that are no children, the same.
+    closed_processes: BTreeMap<MemberId, PeerProcess>,
+    /// Those of them that are to be killed as soon as that is sure.
+    doomed: Vec<MemberId>,
+    host_key: String,
+    children_here: bool,
+    memory: MemoryUse,
     next: MemberId,
     orders: Vec<OfficeOrder>,
 }
@@ -144,6 +168,8 @@ impl Office {
             first,
             note,
             encrypt,
+            host_key,
+            children_here,
             runs_on,
             ended,
             succession,
@@ -153,7 +179,7 @@ impl Office {
         } = options;
         let hello = member_hello(encrypt);
         let gate = Gate::new(listener, secret, hello, rules.max, tell)?;
-        let (mut coordinator, patience) = (Coordinator::new(rules), rules.patience);
+        let (mut coordinator, patience, memory) = (Coordinator::new(rules), rules.patience, rules.memory);
         coordinator.keep_note(note);
         coordinator.succeeds(ended);
         if let Some(record) = tenure.as_ref().and_then(Tenure::record) {
@@ -175,6 +201,11 @@ impl Office {
             coordinator,
             guests,
             closed_children,
+            closed_processes: BTreeMap::new(),
+            doomed: Vec::new(),
+            host_key,
+            children_here,
+            memory,
             next,
             orders,
         })
@@ -197,6 +228,9 @@ impl Office {
         let mut fds: Vec<PollFd> = Vec::new();
         self.gate.interests(&mut fds);
         fds.extend(self.tenure.as_ref().map(|tenure| ready::interest(tenure.as_fd(), false)));
+        fds.extend(
+            self.processes().filter_map(|(_, process)| process.end()).map(|end| ready::interest(end, false)),
+        );
         let guests = self.guests.values();
         fds.extend(guests.map(|guest| ready::interest(guest.channel.as_fd(), guest.channel.sending())));
         self.system.wait(&mut fds, until)?;
@@ -213,11 +247,17 @@ impl Office {
             self.next += 1;
         }
         self.listen(now);
+        self.look();
         let decisions = self.coordinator.tick(now);
         self.act(decisions);
         self.guests.retain(|_, guest| !guest.gone);
         if self.tenure.as_ref().is_none_or(|tenure| tenure.is_sure(self.system.now())) {
             self.orders.extend(self.to_kill.drain(..).map(|child| OfficeOrder::Kill { child }));
+            for id in self.doomed.drain(..) {
+                if let Some(process) = self.closed_processes.get(&id) {
+                    process.kill();
+                }
+            }
         }
         Ok(std::mem::take(&mut self.orders))
     }
@@ -276,6 +316,62 @@ impl Office {
         }
     }
 
+    /// Processes of this host that are no children: those of members, and those that were.
+    fn processes(&self) -> impl Iterator<Item = (MemberId, &PeerProcess)> {
+        let members = self.guests.iter().filter_map(|(id, guest)| match &guest.member.as_ref()?.hold {
+            Hold::Sure(Some(process)) => Some((*id, process)),
+            Hold::Sure(None) | Hold::Opened(_) | Hold::Nothing => None,
+        });
+        members.chain(self.closed_processes.iter().map(|(id, process)| (*id, process)))
+    }
+
+    /// Looks which processes of this host have ended.
+    fn look(&mut self) {
+        let ended: Vec<MemberId> =
+            self.processes().filter(|(_, process)| process.ended()).map(|(id, _)| id).collect();
+        for id in ended {
+            self.closed_processes.remove(&id);
+            if let Some(known) = self.guests.get_mut(&id).and_then(|guest| guest.member.as_mut()) {
+                known.hold = Hold::Nothing;
+            }
+            let decisions = self.coordinator.step(self.system.now(), id, MemberEvent::Exited);
+            self.act(decisions);
+        }
+    }
+
+    /// A connection has closed: its process is waited for, if this host can see its end.
+    fn keep_process(&mut self, id: MemberId) {
+        let Some(known) = self.guests.get_mut(&id).and_then(|guest| guest.member.as_mut()) else { return };
+        if let Hold::Sure(Some(process)) = std::mem::replace(&mut known.hold, Hold::Nothing) {
+            self.closed_processes.insert(id, process);
+        }
+    }
+
+    /// What this host can do about a process that says where it is; `None` if it cannot be a member, because ranks have to share memory
+    /// with it. A child is the caller's to watch and to kill.
+    fn hold_on(&self, host_key: &str, pid: u32, child: Option<u64>) -> Option<Hold> {
+        if self.memory == MemoryUse::Never || host_key != self.host_key {
+            return (self.memory != MemoryUse::Always).then_some(Hold::Nothing);
+        }
+        if child.is_some() && self.children_here {
+            return Some(Hold::Opened(None));
+        }
+        match PeerProcess::in_hand(pid) {
+            Some(process) => Some(Hold::Opened(Some(process))),
+            None => (self.memory != MemoryUse::Always).then_some(Hold::Nothing),
+        }
+    }
+
+    /// A member has said something after it was welcomed, so the number of its process is its own.
+    fn is_sure(&mut self, now: Instant, id: MemberId) {
+        let Some(known) = self.guests.get_mut(&id).and_then(|guest| guest.member.as_mut()) else { return };
+        if let Hold::Opened(process) = &mut known.hold {
+            known.hold = Hold::Sure(process.take());
+            let decisions = self.coordinator.step(now, id, MemberEvent::Here);
+            self.act(decisions);
+        }
+    }
+
     /// Tells members what waited for the record of their generation. Fails if another process has the post.
     fn tell_held_back(&mut self) -> io::Result<()> {
         let Some(tenure) = &self.tenure else { return Ok(()) };
@@ -295,14 +391,18 @@ impl Office {
             while let Some(guest) = self.guests.get_mut(&id).filter(|guest| !guest.gone) {
                 guest.channel.flush();
                 match guest.channel.receive() {
-                    Ok(Some(ToCoordinator::Return { host, pid, job, id: was, returned })) => {
+                    Ok(Some(ToCoordinator::Return { host, host_key, pid, job, id: was, returned })) => {
                         if self.is_other_job(id, &job) || self.guests[&id].member.is_some() {
                             continue;
                         }
+                        let Some(hold) = self.hold_on(&host_key, pid, None) else {
+                            self.refuse_elsewhere(id);
+                            continue;
+                        };
                         // It is known by its number from here on; an older connection of it is dead.
                         let mut guest = self.guests.remove(&id).expect("a guest that spoke");
                         (guest.until, guest.member) =
-                            (None, Some(Known { host, pid, child: None, own: OwnShare::default() }));
+                            (None, Some(Known { host, pid, child: None, own: OwnShare::default(), hold }));
                         self.guests.insert(was, guest);
                         id = was;
                         self.welcome(id);
@@ -321,6 +421,7 @@ impl Office {
                         if let Some(child) = child {
                             self.closed_children.insert(child, id);
                         }
+                        self.keep_process(id);
                         let decisions = self.coordinator.step(now, id, MemberEvent::Closed);
                         self.act(decisions);
                     }
@@ -330,22 +431,29 @@ impl Office {
     }
 
     fn hear(&mut self, now: Instant, id: MemberId, message: ToCoordinator) {
-        let guest = self.guests.get_mut(&id).expect("a guest that spoke");
+        let guest = &self.guests[&id];
         let is_member = guest.member.is_some();
+        if is_member {
+            self.is_sure(now, id);
+        }
+        let Some(guest) = self.guests.get_mut(&id) else { return };
         let event = match message {
             ToCoordinator::Ask => {
                 guest.until = None;
                 return self.orders.push(OfficeOrder::Asked { asker: id });
             }
-            ToCoordinator::Enter { host, pid, job, child, was } if !is_member => {
+            ToCoordinator::Enter { host, host_key, pid, job, child, was } if !is_member => {
                 if self.is_other_job(id, &job) {
                     return;
                 }
+                let Some(hold) = self.hold_on(&host_key, pid, child) else {
+                    return self.refuse_elsewhere(id);
+                };
                 let guest = self.guests.get_mut(&id).expect("a guest that spoke");
                 (guest.until, guest.member) =
-                    (None, Some(Known { host, pid, child, own: OwnShare::default() }));
+                    (None, Some(Known { host, pid, child, own: OwnShare::default(), hold }));
                 self.welcome(id);
-                MemberEvent::Entered { watched: child.is_some(), was }
+                MemberEvent::Entered { watched: child.is_some() && self.children_here, was }
             }
             ToCoordinator::Ready(ready) if is_member => MemberEvent::Ready(ready),
             ToCoordinator::Running { generation } if is_member => MemberEvent::Running { generation },
@@ -401,9 +509,17 @@ impl Office {
         true
     }
 
+    /// Refuses a process that cannot share memory with the others.
+    fn refuse_elsewhere(&mut self, id: MemberId) {
+        let why = "the ranks of this run share memory (`parallel.transport = \"shm\"`), and this process cannot: it is on another host, in \
+                   another container, or of another user; start the run with transport = \"auto\" or \"tcp\"";
+        self.say(id, &ToMember::Refused { why: why.into() });
+    }
+
     fn welcome(&mut self, id: MemberId) {
         let (patience_ms, runs_on) = (self.patience.as_millis() as u64, self.runs_on);
-        self.say(id, &ToMember::Welcome { id, patience_ms, runs_on, succession: self.succession });
+        let (succession, memory) = (self.succession, self.memory);
+        self.say(id, &ToMember::Welcome { id, patience_ms, runs_on, succession, memory });
     }
 
     /// Tells what changes have cost, if all ranks train and did not before.
@@ -446,6 +562,8 @@ impl Office {
                             self.to_kill.push(child);
                         }
                     }
+                    self.keep_process(*member);
+                    self.doomed.push(*member);
                 }
                 MemberAction::Dismiss { member } => {
                     self.direct(*member, ToMember::Refused { why: decision.why.to_string() });

@@ -14,7 +14,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 
 use super::message::{
-    Formation, JobMark, MESSAGE_BYTES_MAX, MemberId, OwnShare, Ready, Returned, ToCoordinator, ToMember,
+    Formation, JobMark, MESSAGE_BYTES_MAX, MemberId, MemoryUse, OwnShare, Ready, Returned, ToCoordinator,
+    ToMember,
 };
 use super::office::member_hello;
 use super::seat::{Seat, SeatAction};
@@ -58,6 +59,8 @@ pub struct EnterOptions {
     pub child: Option<u64>,
     /// Whether connections are encrypted.
     pub encrypt: Encrypt,
+    /// Equal for processes that can share memory with this one.
+    pub host_key: String,
     /// How this process becomes the coordinator, if that is wanted when the coordinator is lost.
     pub succeed: Option<OpenOffice>,
 }
@@ -152,10 +155,11 @@ impl Membership {
         let local = connection.stream().local_addr()?.ip();
         let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
         let (host, pid, job) = (crate::rendezvous::host_name(), std::process::id(), options.job.clone());
-        channel.send(&ToCoordinator::Enter { host, pid, job, child: options.child, was: None });
+        let (host_key, child) = (options.host_key.clone(), options.child);
+        channel.send(&ToCoordinator::Enter { host, host_key, pid, job, child, was: None });
         let (id, patience, place) = match wait(&mut channel, Instant::now() + REACH)? {
-            ToMember::Welcome { id, patience_ms, runs_on, succession } => {
-                (id, Duration::from_millis(patience_ms), (runs_on, succession))
+            ToMember::Welcome { id, patience_ms, runs_on, succession, memory } => {
+                (id, Duration::from_millis(patience_ms), (runs_on, succession, memory))
             }
             ToMember::Refused { why } => return Err(EnterError::Refused { why }),
             _ => return Err(EnterError::Gone),
@@ -176,8 +180,8 @@ impl Membership {
         let (says, said) = queue();
         let (tell, told) = queue();
         let (ranks, note) = (Vec::new(), Vec::new());
-        let (runs_on, succession) = place;
-        let known = Journal { id, ranks, stand: None, trained: false, note, runs_on, succession };
+        let (runs_on, succession, memory) = place;
+        let known = Journal { id, ranks, stand: None, trained: false, note, runs_on, succession, memory };
         let (shared_too, options) = (shared.clone(), options.clone());
         let thread =
             SessionThread { channel, options, shared: shared_too, known, said, tell, patience, local };
@@ -327,6 +331,8 @@ struct Journal {
     runs_on: Option<MemberId>,
     /// Whether a member takes that one's place.
     succession: bool,
+    /// Whether ranks may share memory.
+    memory: MemoryUse,
 }
 
 impl Journal {
@@ -441,11 +447,11 @@ impl SessionThread {
 
     /// Becomes the coordinator itself, if it may and nobody else is.
     fn succeed(&self, since: Instant) {
-        let Journal { id, ref ranks, runs_on, .. } = self.known;
+        let Journal { id, ref ranks, runs_on, memory, .. } = self.known;
         let Some(open) = self.options.succeed.as_ref().filter(|_| self.known.succession) else { return };
         let before = ranks.iter().position(|rank| *rank == id).unwrap_or(ranks.len());
         if let Some(vacancy) =
-            succession::take(&self.options.coordinator, since, before, (id, self.local), runs_on)
+            succession::take(&self.options.coordinator, since, before, (id, self.local), (runs_on, memory))
         {
             // If it fails, the place is free again, and the next try is another rank's too.
             drop(open(vacancy));
@@ -459,8 +465,9 @@ impl SessionThread {
         let generation = self.shared.seat.lock().unwrap_or_else(PoisonError::into_inner).generation();
         channel.send(&self.returns(generation));
         match wait(&mut channel, Instant::now() + REACH)? {
-            ToMember::Welcome { runs_on, succession, .. } => {
+            ToMember::Welcome { runs_on, succession, memory, .. } => {
                 (self.known.runs_on, self.known.succession) = (runs_on, succession);
+                self.known.memory = memory;
             }
             ToMember::Refused { why } => return Err(EnterError::Refused { why }),
             _ => return Err(EnterError::Gone),
@@ -484,7 +491,8 @@ impl SessionThread {
         let tally = *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let running = matches!(stand, Some(ToCoordinator::Running { .. }));
         let returned = Returned { generation, ranks: ranks.clone(), running, trained, tally };
-        ToCoordinator::Return { host, pid, job: self.options.job.clone(), id, returned }
+        let (host_key, job) = (self.options.host_key.clone(), self.options.job.clone());
+        ToCoordinator::Return { host, host_key, pid, job, id, returned }
     }
 
     fn hear(&mut self, message: ToMember) {
@@ -527,7 +535,8 @@ pub fn ask_status(
 ) -> Result<String, EnterError> {
     let job = JobMark { name: String::new(), digest: 0 };
     let secret = secret.clone();
-    let options = EnterOptions { coordinator, secret, job, child: None, encrypt, succeed: None };
+    let host_key = String::new();
+    let options = EnterOptions { coordinator, secret, job, child: None, encrypt, host_key, succeed: None };
     let Proven { connection, .. } = connect(&options, Instant::now() + REACH)?;
     let mut channel: Channel<ToCoordinator, ToMember> = Channel::new(connection, MESSAGE_BYTES_MAX)?;
     channel.send(&ToCoordinator::Ask);

@@ -21,7 +21,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::message::MemberId;
+use super::message::{MemberId, MemoryUse};
 use super::store::{Begins, CoordinatorPlace, Post, take_post};
 use super::tenure::Tenure;
 
@@ -43,16 +43,18 @@ pub struct Vacancy {
     pub own: MemberId,
     /// The member whose process had it, if it was one: it has ended.
     pub ended: Option<MemberId>,
+    /// Whether ranks may share memory, as the last one said.
+    pub memory: MemoryUse,
 }
 
 /// Takes the place of a coordinator that was lost `since` then, if it is this member's turn and the place is free. `before` is how
-/// many ranks come before it, `runs_on` the member whose process had it.
+/// many ranks come before it, `runs_on` the member whose process had it, `memory` whether ranks may share memory.
 pub(super) fn take(
     place: &CoordinatorPlace,
     since: Instant,
     before: usize,
     (own, local): (MemberId, IpAddr),
-    runs_on: Option<MemberId>,
+    (runs_on, memory): (Option<MemberId>, MemoryUse),
 ) -> Option<Vacancy> {
     if since.elapsed() < TURN * before.min(TURNS_MAX) as u32 {
         return None;
@@ -63,7 +65,7 @@ pub(super) fn take(
             let addrs: Vec<SocketAddr> = at.to_socket_addrs().map_or_else(|_| Vec::new(), Iterator::collect);
             // It fails on other hosts, and where another rank has become the successor.
             let listener = addrs.into_iter().find_map(|addr| TcpListener::bind(addr).ok())?;
-            Some(Vacancy { listener, tenure: None, own, ended: runs_on.filter(not_own) })
+            Some(Vacancy { listener, tenure: None, own, ended: runs_on.filter(not_own), memory })
         }
         CoordinatorPlace::InStore(store) => {
             let listener = TcpListener::bind((local, 0)).ok()?;
@@ -72,7 +74,7 @@ pub(super) fn take(
             let post = Post { at: listener.local_addr().ok()?.to_string(), member: Some(own) };
             let tenure = Some(Tenure::hold(store.clone(), post, term).ok()?);
             let ended = had.map_or(runs_on, |post| post.member).filter(not_own);
-            Some(Vacancy { listener, tenure, own, ended })
+            Some(Vacancy { listener, tenure, own, ended, memory })
         }
     }
 }
@@ -86,14 +88,14 @@ mod tests {
         let old = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = CoordinatorPlace::At(old.local_addr().unwrap().to_string());
         let take = |at: &CoordinatorPlace, since, before| {
-            take(at, since, before, (3, [127, 0, 0, 1].into()), Some(2))
+            take(at, since, before, (3, [127, 0, 0, 1].into()), (Some(2), MemoryUse::IfAllHere))
         };
         let long_ago = Instant::now() - Duration::from_secs(1);
         assert!(take(&at, long_ago, 0).is_none(), "its coordinator lives");
         drop(old);
         assert!(take(&at, Instant::now() + Duration::from_secs(1), 1).is_none(), "not its turn");
         let taken = take(&at, long_ago, 3).expect("it is free");
-        assert_eq!(taken.ended, Some(2));
+        assert_eq!((taken.ended, taken.memory), (Some(2), MemoryUse::IfAllHere));
         assert!(take(&at, long_ago, 0).is_none(), "another one has it");
         drop(taken);
         // An address of documentation, which no host has.

@@ -23,7 +23,7 @@ use crate::seal::{Encrypt, KeyPair, Seals};
 use crate::secret::{Role, SECRET_BYTES, Secret, SecretError};
 
 /// The version of the protocol between ranks. Ranks of one job must have the same.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// Bytes of a [`Hello`]: the same in every version, so that two versions can name each other.
 pub(crate) const HELLO_BYTES: usize = 72;
 const MAGIC: [u8; 8] = *b"POLYREME";

@@ -49,6 +49,7 @@ use door::Door;
 pub(crate) use gather::CLOSE_TIME;
 pub use hello::PROTOCOL_VERSION;
 use hello::{Hello, Purpose, fingerprint};
+pub(crate) use host::key as host_key;
 pub(crate) use host::name as host_name;
 pub use knock::Tell;
 use mesh::{Edge, Mesh, MeshOptions, Opened};
@@ -163,6 +164,11 @@ impl Joined {
         )?;
         links.set_bounds(WaitBounds::watched(self.control.patience()));
         Ok(links)
+    }
+
+    /// Which start of the job, or which generation of it, this is.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// One of this rank's mailboxes, by number: letters between any two of these ranks of the job, which it counts in this

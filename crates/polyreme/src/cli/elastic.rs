@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use polyreme_net::environment::SECRET_VARIABLE;
 use polyreme_net::members::store::Begins;
-use polyreme_net::members::{CoordinatorPlace, OfficeOptions, Rules, Tenure, ask_status};
+use polyreme_net::members::{CoordinatorPlace, MemoryUse, OfficeOptions, Rules, Tenure, ask_status};
 use polyreme_net::{Encrypt, Os, Secret, Tell};
 use polyreme_train::job::{Elastic, Job, StoreAddress};
 use polyreme_train::slowness::Slowness;
@@ -28,6 +28,7 @@ use crate::cluster::cores::Machine;
 use crate::cluster::elastic::MEMBER;
 use crate::cluster::elastic::chaos::ChaosSpec;
 use crate::cluster::elastic::coordinator;
+use crate::cluster::elastic::host_key;
 use crate::cluster::elastic::launcher::{self, ElasticLaunch};
 use crate::cluster::elastic::network::OwnNetwork;
 use crate::cluster::elastic::post;
@@ -133,11 +134,6 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
                 decided.why
             )));
         }
-        Setup::Spawn { transport: Transport::Shm, .. } if asked.ranks.names_transport() => {
-            return Err(Failure::usage(
-                "--elastic needs ranks that talk over sockets: memory that a killed rank shared cannot be trusted; use --transport tcp",
-            ));
-        }
         Setup::Threads { .. } if !decided.open && !asked.ranks.names_processes() => {
             return Err(Failure::usage("--elastic needs ranks that are processes; use --processes N"));
         }
@@ -149,6 +145,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             "{processes} processes are asked for, and `parallel.elastic.max` is {max}; start fewer, or raise it"
         )));
     }
+    let memory = memory_use(asked.ranks, &job)?;
     let secret = match std::env::var(SECRET_VARIABLE) {
         Ok(secret) => secret,
         Err(_) => spawn::random_secret()?,
@@ -157,6 +154,11 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         return Err(Failure::usage(
             "a run with `parallel.elastic.store` has ranks on several hosts; say where they reach this process: --listen \
              ADDR:PORT, with port 0 for a free one",
+        ));
+    }
+    if memory == MemoryUse::Always && asked.args.chaos.as_ref().is_some_and(|chaos| chaos.cut.is_some()) {
+        return Err(Failure::usage(
+            "`--chaos cut` cuts links between ranks, and ranks that share memory need none; use --transport tcp",
         ));
     }
     let network = match asked.args.chaos.as_ref().and_then(|chaos| chaos.cut) {
@@ -188,6 +190,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             patience,
             hold_off: Duration::ZERO,
             exclusive: tenure.is_some(),
+            memory,
         },
         first: 1,
         note: match &asked.resumes {
@@ -196,6 +199,8 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             None => Vec::new(),
         },
         encrypt: asked.ranks.encryption(&job),
+        host_key: host_key(),
+        children_here: true,
         runs_on: None,
         ended: None,
         // Where others can join, they can also reach whoever takes the place of this process.
@@ -252,6 +257,7 @@ fn child_of_launcher(
         let shares = machine.shares(start);
         shares.iter().map(|share| machine.threads(share, start)).min().unwrap_or(1)
     });
+    let transport = asked.ranks.transport(&job)?.unwrap_or(Transport::Shm);
     member(MemberSeat {
         app,
         threads,
@@ -259,7 +265,7 @@ fn child_of_launcher(
         changed_data: asked.changed_data,
         json: asked.json,
         stop,
-        checks: (child == 0).then_some(start),
+        checks: (child == 0).then_some((start, transport)),
         slowness: asked.args.slowness(),
         metrics: asked.metrics.clone(),
         coordinator,
@@ -362,15 +368,17 @@ pub(super) fn coordinate(app: &App, args: &CoordinatorArgs) -> CommandResult {
     let patience = asked_by_job(&job.parallel).patience.silence;
     let secret = secret_of_environment()?;
     let tenure = take_post(store.as_ref(), patience, &listener, Begins::GoesOn)?;
-    let exclusive = tenure.is_some();
+    let (exclusive, memory) = (tenure.is_some(), memory_use(&args.ranks, &job)?);
     let office = OfficeOptions {
         listener: listener.into(),
         secret,
         job: job.name.clone(),
-        rules: Rules { min, max, start, patience, hold_off: coordinator::HOLD_OFF, exclusive },
+        rules: Rules { min, max, start, patience, hold_off: coordinator::HOLD_OFF, exclusive, memory },
         first: coordinator::first_number(),
         note: args.output.clone().unwrap_or_default().into_os_string().into_encoded_bytes(),
         encrypt: args.ranks.encryption(&job),
+        host_key: host_key(),
+        children_here: true,
         runs_on: None,
         ended: None,
         // Without a store it is started again where it was.
@@ -410,10 +418,11 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
     let status: serde_json::Value = serde_json::from_str(&text)?;
     let number = |key: &str| status[key].as_f64().unwrap_or(0.0);
     let state = if status["trains"] == true { "trains" } else { "waits" };
+    let over = status["transport"].as_str().map_or(String::new(), |transport| format!(" over {transport}"));
     let pid = number("coordinator_pid");
     writeln!(
         out,
-        "generation {}: {} ranks, {state}; process {pid} coordinates",
+        "generation {}: {} ranks, {state}{over}; process {pid} coordinates",
         number("generation"),
         number("ranks")
     )?;
@@ -439,6 +448,18 @@ pub(super) fn status(args: &StatusArgs) -> CommandResult {
         number("stall_ms_max")
     )?;
     Ok(())
+}
+
+/// Whether ranks may share memory: as they can, if nothing is said.
+fn memory_use(ranks: &RankArgs, job: &Job) -> Result<MemoryUse, Failure> {
+    match ranks.transport(job)? {
+        None => Ok(MemoryUse::IfAllHere),
+        Some(Transport::Shm) => Ok(MemoryUse::Always),
+        Some(Transport::Tcp) => Ok(MemoryUse::Never),
+        Some(Transport::Local | Transport::Mpi) => {
+            Err(Failure::usage("--elastic needs ranks that are processes; use --transport shm or tcp"))
+        }
+    }
 }
 
 /// Takes the post of the run's coordinator, if a store says who has it.

@@ -26,6 +26,7 @@ use super::train::{fit, for_ranks};
 use super::{CommandResult, Failure};
 use crate::app::App;
 use crate::cluster::elastic::group::{GroupOptions, form_group};
+use crate::cluster::elastic::host_key;
 use crate::cluster::elastic::successor::{Succession, Successor};
 use crate::cluster::enter::{Ranks, Seats};
 use crate::cluster::join::JoinedRank;
@@ -51,8 +52,8 @@ pub(super) struct MemberSeat<'a> {
     pub(super) json: bool,
     /// Set when the run is to stop.
     pub(super) stop: Arc<AtomicBool>,
-    /// The number of ranks for which it checks that they fit into the memory of this host, if it checks that.
-    pub(super) checks: Option<usize>,
+    /// The number of ranks for which it checks that they fit into the memory of this host, and what carries their data, if it checks that.
+    pub(super) checks: Option<(usize, Transport)>,
     /// Where the coordinator is.
     pub(super) coordinator: CoordinatorPlace,
     /// The job's secret.
@@ -87,8 +88,8 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
     }
     let name = job.name.clone();
     let mut prepared = for_ranks(app, job, 1, threads, 0)?;
-    if let Some(processes) = checks {
-        let setup = Setup::Spawn { processes, threads, transport: Transport::Tcp };
+    if let Some((processes, transport)) = checks {
+        let setup = Setup::Spawn { processes, threads, transport };
         fit(&prepared.clone().for_ranks(processes)?, &setup)?;
     }
     prepared.system = process::facts();
@@ -101,9 +102,11 @@ pub(super) fn member(seat: MemberSeat) -> CommandResult {
         let Elastic { min, max, .. } = prepared.job.parallel.elastic.clone().unwrap_or_default();
         let (bounds, patience) = ((min, max), asked.patience.silence);
         let (secret, job) = (secret.clone(), name.clone());
-        Some(successor.opens(Succession { secret, job, bounds, patience, encrypt, json }))
+        let host_key = host_key();
+        Some(successor.opens(Succession { secret, job, bounds, patience, encrypt, host_key, json }))
     };
-    let enter = EnterOptions { coordinator, secret: secret.clone(), job, child, encrypt, succeed };
+    let (entering, host_key) = (secret.clone(), host_key());
+    let enter = EnterOptions { coordinator, secret: entering, job, child, encrypt, host_key, succeed };
     let membership = Membership::enter(&enter).map_err(|e| Failure::world(&e))?;
     let (local, patience) = (membership.local(), asked.patience);
     let options = GroupOptions { secret, job: name, local, patience, encrypt };

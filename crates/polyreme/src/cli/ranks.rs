@@ -18,7 +18,7 @@ use crate::cluster::cores::Machine;
 use crate::cluster::crew::{CrewEnd, Lost};
 use crate::cluster::enter::{Entered, RankEntry, Ranks, enter};
 use crate::cluster::places::{RankTable, tensor_apart};
-use crate::cluster::{Asked, Decided, Setup, Transport, decide};
+use crate::cluster::{Asked, Decided, Setup, Transport, asked_transport, decide};
 use crate::output::{self, fit::cut};
 
 const HEADING: &str = "Ranks";
@@ -110,9 +110,10 @@ impl RankArgs {
         Ok(!matches!(decided.setup, Setup::Process(place) if place.rank > 0))
     }
 
-    /// Whether a flag names the transport.
-    pub(super) fn names_transport(&self) -> bool {
-        self.transport.is_some()
+    /// What carries data between ranks, if a flag, the environment or the job says so.
+    pub(super) fn transport(&self, job: &Job) -> Result<Option<Transport>, Failure> {
+        let said = asked_transport(self.transport, &|key| std::env::var(key).ok()).map_err(Failure::usage)?;
+        Ok(said.or(asked_by_job(&job.parallel).transport))
     }
 
     /// Whether a flag says how many processes there are.

@@ -211,14 +211,15 @@ fn found(place: &ClusterRank, vars: &dyn Fn(&str) -> Option<String>) -> Result<J
 }
 
 /// Processes of one host: rank 0 creates the memory, and the others open it.
-fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
+pub(super) fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
     let Joined { rank, size, ref members, ref control, .. } = joined;
+    let generation = joined.generation();
     let fail = |why: String| {
         control.fail(&why);
         JoinFailure::Memory(why)
     };
     let own = match rank {
-        0 => Some(Comm::segment(size).map_err(|e| fail(e.to_string()))?),
+        0 => Some(Comm::segment(size, generation).map_err(|e| fail(e.to_string()))?),
         _ => None,
     };
     let path = own.as_ref().and_then(|s| s.path()).unwrap_or_default();
@@ -227,7 +228,7 @@ fn over_memory(joined: Joined) -> Result<JoinedRank, JoinFailure> {
         Some(segment) => segment,
         None => {
             let path = String::from_utf8_lossy(&paths[0]);
-            Comm::open_segment(&path, size).map_err(|e| fail(e.to_string()))?
+            Comm::open_segment(&path, size, generation).map_err(|e| fail(e.to_string()))?
         }
     };
     let host = members[rank].host.clone();

@@ -213,10 +213,7 @@ pub fn decide(
         found => found?,
     };
     let threads = flags.threads.or(job.threads);
-    let transport = match (flags.transport, vars(TRANSPORT)) {
-        (None, Some(name)) => Some(transport_by_name(&name)?),
-        (said, _) => said.or(job.transport),
-    };
+    let transport = asked_transport(flags.transport, vars)?.or(job.transport);
     if let (Some(ranks), Some(processes)) = (flags.ranks, flags.processes)
         && ranks != processes
     {
@@ -342,6 +339,14 @@ fn fewest_threads(machine: &Machine, ranks: usize) -> usize {
 
 fn unclear<T>(what: String) -> Result<T, Unclear> {
     Err(Unclear(what))
+}
+
+/// The transport that a flag names, or else the environment.
+pub fn asked_transport(
+    flag: Option<Transport>,
+    vars: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<Transport>, Unclear> {
+    flag.map_or_else(|| vars(TRANSPORT).map(|name| transport_by_name(&name)).transpose(), |flag| Ok(Some(flag)))
 }
 
 fn transport_by_name(name: &str) -> Result<Transport, Unclear> {

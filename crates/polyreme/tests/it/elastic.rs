@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -140,15 +141,22 @@ pub(crate) fn pids(placed: &Value) -> Vec<i32> {
 }
 
 /// Of three ranks the last is killed, then the first: no step is lost, and weights, moments and ledger are those of a run in which
-/// nothing happened.
+/// nothing happened. On one host they share memory, if nothing else is said.
 #[test]
 fn killed_ranks_change_no_bit() {
-    let folder = folder(&endless());
-    let mut run = Watched::start(command(
-        folder.path(),
-        &["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"],
-    ));
+    let check = |transport: &str, more: &[&str]| {
+        let folder = folder(&endless());
+        let args = ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"];
+        let run = Watched::start(command(folder.path(), &[&args, more].concat()));
+        kill_two_of_three(&folder, run, transport);
+    };
+    check("shm", &[]);
+    check("tcp", &["--transport", "tcp"]);
+}
+
+fn kill_two_of_three(folder: &tempfile::TempDir, mut run: Watched, transport: &str) {
     let placed = run.until(|line| line["event"] == "placed");
+    assert!(placed["ranks"].as_array().unwrap().iter().all(|row| row["transport"] == transport), "{placed}");
     let pids = pids(&placed);
     run.until(|line| line["event"] == "checkpoint");
     send(pids[2], Signal::KILL);
@@ -270,10 +278,18 @@ fn a_process_joins_a_run_that_trains() {
         "run",
     ]));
     run.until(|line| is_generation(line, 1));
-    let joined = with_secret(&["join", &at, "job.toml"]).stderr(Stdio::null()).spawn().unwrap();
+    // As if it were on another host: memory is shared before it comes, and when it has gone.
+    let transport = || {
+        let status = with_secret(&["status", &at, "--json"]).output().unwrap();
+        serde_json::from_slice::<Value>(&status.stdout).unwrap()["transport"].clone()
+    };
+    assert_eq!(transport(), "shm");
+    let mut join = with_secret(&["join", &at, "job.toml"]);
+    let joined = join.env("POLYREME_HOST", "elsewhere").stderr(Stdio::null()).spawn().unwrap();
     let joined = StartedProcess(joined);
     let second = run.until(|line| is_generation(line, 2));
     assert_eq!((&second["ranks"], second["why"].as_str()), (&Value::from(2), Some("a rank joins")));
+    assert_eq!(transport(), "tcp");
     // Ranks tell their shares and speeds about once a second.
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -301,8 +317,45 @@ fn a_process_joins_a_run_that_trains() {
     assert!(String::from_utf8_lossy(&other.stderr).contains("not those of the run's ranks"), "{other:?}");
     drop(joined);
     run.until(|line| is_generation(line, 3));
+    assert_eq!(transport(), "shm");
     let summary = run.interrupt();
     assert_eq!((&summary["ranks_joined"], &summary["ranks_lost"]), (&Value::from(1), &Value::from(1)));
+    equals_an_undisturbed_run(folder.path(), &summary);
+}
+
+/// Ranks that share memory: one joins that the launcher did not start, stops for longer than patience, and is dead before the others form
+/// a group without it. A process of another host is refused.
+#[test]
+fn a_rank_that_shared_memory_is_dead_before_the_others_go_on() {
+    let folder = folder(&endless().replace("threads = 1", "threads = 1\npatience = 2\ntransport = \"shm\""));
+    let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let with_secret = |args: &[&str]| {
+        let mut command = command(folder.path(), args);
+        command.env("POLYREME_SECRET", SECRET);
+        command
+    };
+    let args =
+        ["train", "job.toml", "--elastic", "--processes", "2", "--listen", &at, "--json", "--output", "run"];
+    let mut run = Watched::start(with_secret(&args));
+    let placed = run.until(|line| line["event"] == "placed");
+    run.until(|line| line["event"] == "checkpoint");
+    let joins = ["join", &at, "job.toml"];
+    let other = with_secret(&joins).env("POLYREME_HOST", "elsewhere").output().unwrap();
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.code() == Some(1) && said.contains("transport = \"auto\""), "{other:?}");
+    let mut joined = StartedProcess(with_secret(&joins).stderr(Stdio::null()).spawn().unwrap());
+    run.until(|line| is_generation(line, 2) && line["ranks"] == 3);
+    run.until(|line| line["event"] == "checkpoint");
+    send(joined.0.id() as i32, Signal::STOP);
+    let third = run.until(|line| is_generation(line, 3));
+    assert!(third["ranks"] == 2 && third["why"].as_str().unwrap().contains("silent"), "{third}");
+    assert_eq!(joined.0.try_wait().unwrap().expect("it is dead").signal(), Some(9));
+    send(pids(&placed)[0], Signal::KILL);
+    run.until(|line| is_generation(line, 4));
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!((&summary["ranks_joined"], &summary["ranks_lost"]), (&Value::from(1), &Value::from(2)));
+    equals_an_undisturbed_run(folder.path(), &summary);
 }
 
 /// Below `min` the run saves and waits; a rank that joins lets it go on.
@@ -336,7 +389,11 @@ fn what_cannot_be_elastic_is_refused_before_anything_runs() {
         let said = String::from_utf8_lossy(&out.stderr).replace('\n', " ");
         assert!(out.status.code() == Some(2) && said.contains(words), "{args:?}: {said}");
     };
-    check(&["--elastic", "--processes", "2", "--transport", "shm"], "--transport tcp");
+    check(&["--elastic", "--processes", "2", "--transport", "local"], "--transport shm");
+    check(
+        &["--elastic", "--processes", "2", "--transport", "shm", "--chaos", "cut=2s:1s"],
+        "use --transport tcp",
+    );
     check(&["--elastic", "--ranks", "2"], "--processes N");
     check(
         &["--elastic", "--processes", "2", "--set", "parallel.tensor=2"],

@@ -268,13 +268,13 @@ impl ParallelSpec {
             return refused("changes the number of ranks", "leave `balance` out, or write \"auto\"");
         }
         match self.transport {
-            Transport::Auto | Transport::Tcp => {}
+            Transport::Auto | Transport::Tcp | Transport::Shm => {}
             Transport::Mpi => {
                 let what = "does not work over MPI, which ends all ranks when one is lost";
                 return refused(what, "write transport = \"tcp\"");
             }
-            Transport::Local | Transport::Shm => {
-                return refused("needs ranks that talk over sockets", "write transport = \"tcp\"");
+            Transport::Local => {
+                return refused("needs ranks that are processes", "write transport = \"shm\" or \"tcp\"");
             }
         }
         if self.reproducible && max > self.shards {

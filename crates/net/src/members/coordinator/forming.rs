@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::decision::{Decision, MemberAction, Reason};
-use super::super::message::{Formation, HeldSteps, MemberId};
+use super::super::message::{Formation, HeldSteps, MemberId, MemoryUse};
 #[cfg(test)]
 use super::CoordinatorBug;
 use super::{Coordinator, Stand};
@@ -125,6 +125,9 @@ impl Coordinator {
             self.stopped = Some(now);
         }
         self.generation += 1;
+        let here = |id: &MemberId| self.members.get(id).is_some_and(|known| known.here);
+        let memory = self.rules.memory != MemoryUse::Never && members.iter().all(here);
+        self.memory = Some(memory);
         let form = |rank: usize| Formation {
             generation: self.generation,
             rank,
@@ -133,6 +136,7 @@ impl Coordinator {
             held: held.clone(),
             source,
             save_only,
+            memory,
             note: self.note.clone(),
             why: why.to_string(),
         };

@@ -86,7 +86,8 @@ impl Coordinator {
             let away = Known { away: true, ..Known::waiting(now, generation) };
             self.members.entry(*id).or_insert(away);
         }
-        (self.generation, self.ranks) = (generation, ranks);
+        // Whether they share memory only their last coordinator knows.
+        (self.generation, self.ranks, self.memory) = (generation, ranks, None);
         self.accounted.clear();
         (self.ending, self.cancelled, self.waits) = (None, false, None);
         (self.saved, self.saving, self.restarted) = (None, None, true);

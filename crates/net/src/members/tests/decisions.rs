@@ -4,14 +4,21 @@ use std::time::{Duration, Instant};
 
 use super::super::coordinator::{Coordinator, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::super::message::{Formation, MemberId, Ready, Returned};
+use super::super::message::{Formation, MemberId, MemoryUse, Ready, Returned};
 use super::super::store::GenerationRecord;
 use super::super::tally::TallySummary;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-const RULES: Rules =
-    Rules { min: 1, max: 3, start: 3, patience: PATIENCE, hold_off: Duration::ZERO, exclusive: false };
+const RULES: Rules = Rules {
+    min: 1,
+    max: 3,
+    start: 3,
+    patience: PATIENCE,
+    hold_off: Duration::ZERO,
+    exclusive: false,
+    memory: MemoryUse::Never,
+};
 
 struct Story {
     coordinator: Coordinator,
@@ -98,6 +105,30 @@ fn the_others_go_on_when_a_rank_has_ended() {
     story.now += Duration::from_millis(40);
     story.run(2, &[1, 3]);
     assert_eq!((story.coordinator.tally.ranks_lost, story.coordinator.tally.stalls.len()), (1, 1));
+}
+
+/// Memory is shared by the ranks of a generation that are all on the coordinator's host, and one of those that is lost is seen dead before
+/// the others form the next one, whoever started it.
+#[test]
+fn ranks_share_memory_while_all_are_here() {
+    let mut story = Story::new(1, 4, 2);
+    story.coordinator = Coordinator::new(Rules { start: 2, max: 4, memory: MemoryUse::IfAllHere, ..RULES });
+    for id in [1, 2] {
+        story.on(id, MemberEvent::Entered { watched: id == 1, was: None }).on(id, MemberEvent::Here);
+        story.ready(id, 0, None);
+    }
+    assert!(story.formed().expect("both are there").1.memory);
+    assert_eq!(story.coordinator.shares_memory(), Some(true));
+    story.run(1, &[1, 2]);
+    // One of another host.
+    story.enter(3, false).ready(1, 1, Some(5)).ready(2, 1, Some(5));
+    assert!(!story.formed().expect("it joins").1.memory);
+    story.run(2, &[1, 2, 3]).on(3, MemberEvent::Closed).ready(1, 2, Some(9)).ready(2, 2, Some(9));
+    assert!(story.formed().expect("it has gone").1.memory);
+    story.run(3, &[1, 2]).on(2, MemberEvent::Closed).ready(1, 3, Some(11));
+    assert!(story.formed().is_none(), "no child, and not seen dead yet");
+    story.on(2, MemberEvent::Exited);
+    assert!(story.formed().is_some());
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use polyreme_fuzz::{ReadResult, Target};
 
-use super::super::message::{Formation, JobMark, OwnShare, Ready, Returned, ToCoordinator, ToMember};
+use super::super::message::{
+    Formation, JobMark, MemoryUse, OwnShare, Ready, Returned, ToCoordinator, ToMember,
+};
 use super::super::tally::TallySummary;
 use crate::control::bytes::Malformed;
 use crate::control::channel::Wire;
@@ -13,6 +15,7 @@ fn to_coordinator() -> Vec<ToCoordinator> {
     vec![
         ToCoordinator::Enter {
             host: "höst".into(),
+            host_key: "k 1".into(),
             pid: 7,
             job: JobMark { name: "digits".into(), digest: 11 },
             child: Some(0),
@@ -20,6 +23,7 @@ fn to_coordinator() -> Vec<ToCoordinator> {
         },
         ToCoordinator::Return {
             host: "höst".into(),
+            host_key: String::new(),
             pid: 7,
             job: JobMark { name: "digits".into(), digest: u64::MAX },
             id: 5,
@@ -51,14 +55,23 @@ fn to_member() -> Vec<ToMember> {
         held: vec![Some(6), None, Some(7)],
         source: Some(2),
         save_only: true,
+        memory: false,
         note: b"runs/a".to_vec(),
         why: "a rank joins".into(),
     };
+    let welcome = |runs_on, succession, memory| ToMember::Welcome {
+        id: 1,
+        patience_ms: 3000,
+        runs_on,
+        succession,
+        memory,
+    };
     vec![
-        ToMember::Welcome { id: 1, patience_ms: 3000, runs_on: None, succession: false },
-        ToMember::Welcome { id: 1, patience_ms: 3000, runs_on: Some(7), succession: true },
+        welcome(None, false, MemoryUse::Never),
+        welcome(Some(7), true, MemoryUse::IfAllHere),
+        welcome(None, true, MemoryUse::Always),
         ToMember::Refused { why: "no".into() },
-        ToMember::Form(Box::new(Formation { source: None, ..form.clone() })),
+        ToMember::Form(Box::new(Formation { source: None, memory: true, ..form.clone() })),
         ToMember::Form(Box::new(form)),
         ToMember::Cancel { generation: 1, why: "lost".into() },
         ToMember::Change { generation: 1 },

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::super::coordinator::{Coordinator, CoordinatorBug, Rules};
 use super::super::decision::{Decision, MemberAction, MemberEvent, Reason};
-use super::super::message::{Formation, MemberId, Ready, Returned, ToMember};
+use super::super::message::{Formation, MemberId, MemoryUse, Ready, Returned, ToMember};
 use super::super::seat::{Seat, SeatAction};
 use super::super::store::GenerationRecord;
 use super::super::tally::TallySummary;
@@ -154,6 +154,7 @@ impl World {
             patience: Duration::from_micros(PATIENCE_US),
             hold_off: Duration::ZERO,
             exclusive: false,
+            memory: MemoryUse::Never,
         };
         let restarts = random.chance(50);
         let rules = Rules { exclusive: restarts && random.chance(50), ..rules };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::super::message::{JobMark, Ready};
+use super::super::message::{JobMark, MemoryUse, Ready};
 use super::super::store::{
     Begins, CoordinatorPlace, GenerationRecord, MemberStore, Post, Revision, Taken, Term, take_post,
 };
@@ -176,10 +176,20 @@ fn ranks_are_told_of_a_generation_when_it_is_recorded() {
         listener: listener.into(),
         secret: secret.clone(),
         job: "job".into(),
-        rules: Rules { min: 1, max: 4, start: 2, patience, hold_off, exclusive: true },
+        rules: Rules {
+            min: 1,
+            max: 4,
+            start: 2,
+            patience,
+            hold_off,
+            exclusive: true,
+            memory: MemoryUse::Never,
+        },
         first: 1,
         note: Vec::new(),
         encrypt: Encrypt::Auto,
+        host_key: String::new(),
+        children_here: true,
         runs_on: None,
         ended: None,
         succession: true,
@@ -197,8 +207,8 @@ fn ranks_are_told_of_a_generation_when_it_is_recorded() {
             }
         });
         let job = JobMark { name: "job".into(), digest: 7 };
-        let (encrypt, succeed) = (Encrypt::Auto, None);
-        let enter = EnterOptions { coordinator: place, secret, job, child: None, encrypt, succeed };
+        let (encrypt, host_key, succeed) = (Encrypt::Auto, String::new(), None);
+        let enter = EnterOptions { coordinator: place, secret, job, child: None, encrypt, host_key, succeed };
         let members: Vec<Membership> = (0..2).map(|_| Membership::enter(&enter).unwrap()).collect();
         store.unreachable.store(true, Ordering::Release);
         let ready = Ready {

@@ -11,7 +11,7 @@ use polyreme_net::members::Formation;
 use polyreme_net::{Encrypt, First, JoinOptions, Patience, Secret, Tell, join as meet};
 
 use super::super::Transport;
-use super::super::join::{ALL_RANKS, JoinedRank, over_sockets};
+use super::super::join::{ALL_RANKS, JoinFailure, JoinedRank, over_memory, over_sockets};
 use crate::output;
 
 /// How long ranks may take to connect before the generation is given up. They are all running already.
@@ -44,6 +44,7 @@ pub fn form_group(
     if size == 1 {
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });
     }
+    let memory = form.memory;
     let join = JoinOptions {
         bind: Some(options.local),
         listener: (rank == 0).then(|| listener.into()),
@@ -51,21 +52,27 @@ pub fn form_group(
         generation: form.generation,
         timeout: CONNECT,
         patience: options.patience,
-        first: First::Some(Arc::new(|members, rank| {
-            peers(rank, members.len()).into_iter().map(|peer| (ALL_RANKS, peer)).collect()
-        })),
+        first: match memory {
+            true => First::NoPairs,
+            false => First::Some(Arc::new(|members, rank| {
+                peers(rank, members.len()).into_iter().map(|peer| (ALL_RANKS, peer)).collect()
+            })),
+        },
         encrypt: options.encrypt,
         tell: Tell::to(|line| output::err().line(&format!("warning: {line}"))),
         ..JoinOptions::new(rank, size, form.master.clone(), options.secret.clone())
     };
     let (tell, told) = channel();
+    let connect = move || {
+        let joined = meet(join).map_err(JoinFailure::Join)?;
+        if memory { over_memory(joined) } else { over_sockets(joined) }
+    };
     // A thread of its own, which is left behind if the generation is cancelled: it ends by itself.
-    let body = move || drop(tell.send(meet(join)));
+    let body = move || drop(tell.send(connect()));
     std::thread::Builder::new().name("joining".into()).spawn(body).map_err(|e| e.to_string())?;
     loop {
         match told.recv_timeout(GLANCE) {
-            Ok(Ok(joined)) => return over_sockets(joined).map_err(|e| e.to_string()),
-            Ok(Err(error)) => return Err(error.to_string()),
+            Ok(joined) => return joined.map_err(|e| e.to_string()),
             Err(RecvTimeoutError::Timeout) if cancelled() => return Err("it was cancelled".into()),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err("joining ended without a result".into()),

@@ -21,5 +21,12 @@ pub mod post;
 mod status;
 pub mod successor;
 
+use super::HOST;
+
+/// What tells this host from others that cannot share memory with it. Ranks that the user told apart by [`HOST`] are apart.
+pub fn host_key() -> String {
+    polyreme_net::members::host_key(std::env::var(HOST).ok().as_deref())
+}
+
 /// Set in the children of an elastic launcher: which one it is.
 pub const MEMBER: &str = "POLYREME_MEMBER";

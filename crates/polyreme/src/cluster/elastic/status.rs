@@ -21,6 +21,7 @@ pub(super) fn status(office: &Office) -> Value {
         "generation": generation,
         "ranks": ranks.len(),
         "trains": coordinator.trains(),
+        "transport": coordinator.shares_memory().map(|shared| if shared { "shm" } else { "tcp" }),
         "waits_for": coordinator.waits().map(ToString::to_string),
         "members": office.rows().into_iter().map(row).collect::<Vec<_>>(),
         "ranks_lost": tally.ranks_lost,

@@ -23,6 +23,8 @@ pub struct Succession {
     pub patience: Duration,
     /// Whether connections are encrypted.
     pub encrypt: Encrypt,
+    /// What tells its host from others.
+    pub host_key: String,
     /// Whether lines are for programs.
     pub json: bool,
 }
@@ -57,8 +59,8 @@ impl Successor {
     }
 }
 
-fn office_of(run: &Succession, Vacancy { listener, tenure, own, ended }: Vacancy) -> OfficeOptions {
-    let Succession { secret, job, bounds: (min, max), patience, encrypt, .. } = run.clone();
+fn office_of(run: &Succession, Vacancy { listener, tenure, own, ended, memory }: Vacancy) -> OfficeOptions {
+    let Succession { secret, job, bounds: (min, max), patience, encrypt, host_key, .. } = run.clone();
     OfficeOptions {
         listener: listener.into(),
         secret,
@@ -70,11 +72,15 @@ fn office_of(run: &Succession, Vacancy { listener, tenure, own, ended }: Vacancy
             patience,
             hold_off: coordinator::HOLD_OFF,
             exclusive: tenure.is_some(),
+            memory,
         },
         first: coordinator::first_number(),
         // The first of the ranks that come back have it.
         note: Vec::new(),
         encrypt,
+        host_key,
+        // It has none.
+        children_here: true,
         runs_on: Some(own),
         ended,
         succession: true,

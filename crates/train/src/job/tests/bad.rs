@@ -724,9 +724,9 @@ fn ranks_that_come_and_go() {
         "leave keys with \"auto\" out",
     );
     row(
-        "transport = \"shm\"",
-        "`parallel.elastic` needs ranks that talk over sockets",
-        "write transport = \"tcp\"",
+        "transport = \"local\"",
+        "`parallel.elastic` needs ranks that are processes",
+        "write transport = \"shm\" or \"tcp\"",
     );
     row(
         "reproducible = true\nshards = 2",
