@@ -1,10 +1,10 @@
 //! `polyreme train --elastic`, `polyreme join` and `polyreme status`: ranks that come and go.
 //!
-//! The process that the user starts launches and coordinates (`cluster::elastic`); its children, and processes that join it, run
-//! [`member`]. `polyreme coordinator` only coordinates: all ranks join it.
+//! The process that the user starts launches and coordinates (`cluster::elastic`), here or over ssh (`launch --elastic`); its children,
+//! and processes that join it, run [`member`]. `polyreme coordinator` only coordinates: all ranks join it.
 
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,13 +25,16 @@ use super::train::read_job;
 use super::{CommandResult, Failure};
 use crate::app::App;
 use crate::cluster::cores::Machine;
+use crate::cluster::crew::CrewEnd;
 use crate::cluster::elastic::MEMBER;
 use crate::cluster::elastic::chaos::ChaosSpec;
 use crate::cluster::elastic::coordinator;
 use crate::cluster::elastic::host_key;
-use crate::cluster::elastic::launcher::{self, ElasticLaunch};
+use crate::cluster::elastic::launcher::{self, Children, ElasticLaunch};
 use crate::cluster::elastic::network::OwnNetwork;
 use crate::cluster::elastic::post;
+use crate::cluster::interfaces::{choose, interfaces};
+use crate::cluster::launch::{self, LaunchOptions};
 use crate::cluster::lifeline::{Lifeline, last_words};
 use crate::cluster::{Asked, Setup, Transport, spawn};
 use crate::{output, process};
@@ -120,7 +123,6 @@ pub(super) struct ElasticTrain<'a> {
 
 /// Launches and coordinates an elastic run; as one of its children, takes part in it.
 pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult {
-    let Elastic { min, max, store, .. } = job.parallel.elastic.clone().unwrap_or_default();
     let machine = Machine::read();
     if let Some(child) = std::env::var(MEMBER).ok().and_then(|n| n.parse().ok()) {
         return child_of_launcher(app, job, asked, &machine, child);
@@ -130,7 +132,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
     let processes = match &decided.setup {
         Setup::Process(_) => {
             return Err(Failure::usage(format!(
-                "{}, and `--elastic` starts and watches its ranks itself; use `polyreme train --elastic --processes N`, and `polyreme join` on other hosts",
+                "{}, and `--elastic` starts and watches its ranks itself; use `polyreme train --elastic --processes N`, and `polyreme join` on other hosts, or `polyreme launch --elastic`",
                 decided.why
             )));
         }
@@ -140,22 +142,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         Setup::Spawn { processes, .. } => *processes,
         Setup::Threads { ranks, .. } => *ranks,
     };
-    if processes > max {
-        return Err(Failure::usage(format!(
-            "{processes} processes are asked for, and `parallel.elastic.max` is {max}; start fewer, or raise it"
-        )));
-    }
     let memory = memory_use(asked.ranks, &job)?;
-    let secret = match std::env::var(SECRET_VARIABLE) {
-        Ok(secret) => secret,
-        Err(_) => spawn::random_secret()?,
-    };
-    if store.is_some() && asked.args.listen.is_none() {
-        return Err(Failure::usage(
-            "a run with `parallel.elastic.store` has ranks on several hosts; say where they reach this process: --listen \
-             ADDR:PORT, with port 0 for a free one",
-        ));
-    }
     if memory == MemoryUse::Always && asked.args.chaos.as_ref().is_some_and(|chaos| chaos.cut.is_some()) {
         return Err(Failure::usage(
             "`--chaos cut` cuts links between ranks, and ranks that share memory need none; use --transport tcp",
@@ -171,13 +158,68 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
         None => None,
     };
     let here = network.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), OwnNetwork::address);
+    let args = std::env::args_os().skip(1).collect();
+    let children = Children::Here { program: program()?, args, network };
+    over(run_children(&job, asked, Started { children, processes, here })?, |lost| match &lost.error {
+        Some(error) if lost.pid == 0 => error.clone(),
+        _ => lost.to_string(),
+    })
+}
+
+/// `launch --elastic`: ranks at the far ends of ssh, and the coordinator here.
+pub(super) fn launch(job: &Job, asked: &ElasticTrain, options: LaunchOptions) -> CommandResult {
+    let kind = asked.args.chaos.as_ref().and_then(ChaosSpec::of_elastic_runs);
+    if let Some(kind) = kind {
+        return Err(Failure::usage(format!(
+            "`--chaos {kind}=…` is for ranks of this host; use `polyreme train --elastic --processes N`"
+        )));
+    }
+    let here = match asked.args.listen {
+        Some(listen) => listen.ip(),
+        None => choose(launch::interface(&options).as_deref(), None, false, &interfaces())
+            .map_err(|e| Failure::usage(format!("ranks have to reach this process: {e}")))?,
+    };
+    let (processes, children) = (options.size(), Children::OverSsh(options.clone()));
+    over(run_children(job, asked, Started { children, processes, here })?, |lost| match &lost.error {
+        Some(error) if lost.pid == 0 => error.clone(),
+        _ => launch::explain(lost, &options),
+    })
+}
+
+/// Which ranks are started, and where they reach this process.
+struct Started {
+    children: Children,
+    processes: usize,
+    here: IpAddr,
+}
+
+/// Starts ranks, and coordinates them until the run is over.
+fn run_children(job: &Job, asked: &ElasticTrain, started: Started) -> Result<CrewEnd, Failure> {
+    let Started { children, processes, here } = started;
+    let Elastic { min, max, store, .. } = job.parallel.elastic.clone().unwrap_or_default();
+    if processes > max {
+        return Err(Failure::usage(format!(
+            "{processes} processes are asked for, and `parallel.elastic.max` is {max}; start fewer, or raise it"
+        )));
+    }
+    let memory = memory_use(asked.ranks, job)?;
+    let secret = match std::env::var(SECRET_VARIABLE) {
+        Ok(secret) => secret,
+        Err(_) => spawn::random_secret()?,
+    };
+    if store.is_some() && asked.args.listen.is_none() {
+        return Err(Failure::usage(
+            "a run with `parallel.elastic.store` has ranks on several hosts; say where they reach this process: --listen \
+             ADDR:PORT, with port 0 for a free one",
+        ));
+    }
     let listen = asked.args.listen.unwrap_or_else(|| SocketAddr::new(here, 0));
     if listen.ip().is_unspecified() {
         return Err(Failure::usage("--listen takes one address of this host, not all of them"));
     }
     let listener =
         TcpListener::bind(listen).map_err(|e| Failure::usage(format!("--listen {listen}: {e}")))?;
-    let patience = decided.patience.silence;
+    let patience = asked_by_job(&job.parallel).patience.silence;
     let tenure = take_post(store.as_ref(), patience, &listener, Begins::New)?;
     let office = OfficeOptions {
         listener: listener.into(),
@@ -198,9 +240,9 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
             Some(folder) => folder.canonicalize()?.into_os_string().into_encoded_bytes(),
             None => Vec::new(),
         },
-        encrypt: asked.ranks.encryption(&job),
+        encrypt: asked.ranks.encryption(job),
         host_key: host_key(),
-        children_here: true,
+        children_here: children.are_here(),
         runs_on: None,
         ended: None,
         // Where others can join, they can also reach whoever takes the place of this process.
@@ -216,21 +258,10 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
     if let Some(chaos) = &asked.args.chaos {
         output::err().line(&format!("chaos: {chaos}"));
     }
-    let launch = ElasticLaunch {
-        program: program()?,
-        args: std::env::args_os().skip(1).collect(),
-        processes,
-        max,
-        secret,
-        chaos: asked.args.chaos.clone(),
-        network,
-        json: asked.json,
-    };
+    let launch =
+        ElasticLaunch { children, processes, max, secret, chaos: asked.args.chaos.clone(), json: asked.json };
     process::raise_open_files();
-    over(launcher::run(launch, office)?, |lost| match &lost.error {
-        Some(error) if lost.pid == 0 => error.clone(),
-        _ => lost.to_string(),
-    })
+    Ok(launcher::run(launch, office)?)
 }
 
 fn child_of_launcher(
@@ -240,10 +271,12 @@ fn child_of_launcher(
     machine: &Machine,
     child: u64,
 ) -> CommandResult {
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, leave) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let patience = asked_by_job(&job.parallel).patience;
     let last_words = asked.args.listen.is_none().then(|| last_words(patience));
-    let lifeline = Lifeline::listen(std::io::stdin(), last_words, stop.clone(), || std::process::exit(1));
+    // If it is the ssh of this rank alone that has ended, the others go on.
+    let (input, end) = (std::io::stdin(), || std::process::exit(1));
+    let lifeline = Lifeline::listen(input, last_words, stop.clone(), leave.clone(), end);
     let secret =
         Secret::from_text(&lifeline.secret().map_err(|e| Failure::world(&e))?).map_err(Failure::usage)?;
     let listens = lifeline.master().map_err(|e| Failure::world(&e))?;
@@ -252,7 +285,9 @@ fn child_of_launcher(
         Some(address) => CoordinatorPlace::InStore(post::store(address, patience.silence)),
         None => CoordinatorPlace::At(listens),
     };
-    let start = asked.ranks.n_processes().or(job.parallel.ranks).unwrap_or(1);
+    // Over ssh, how many there are on this host.
+    let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|n| n.parse().ok());
+    let start = here.or(asked.ranks.n_processes()).or(job.parallel.ranks).unwrap_or(1);
     let threads = asked.ranks.threads().or(job.parallel.threads).unwrap_or_else(|| {
         let shares = machine.shares(start);
         shares.iter().map(|share| machine.threads(share, start)).min().unwrap_or(1)
@@ -265,6 +300,7 @@ fn child_of_launcher(
         changed_data: asked.changed_data,
         json: asked.json,
         stop,
+        leave,
         checks: (child == 0).then_some((start, transport)),
         slowness: asked.args.slowness(),
         metrics: asked.metrics.clone(),
@@ -318,6 +354,7 @@ pub(super) fn join(app: &App, args: &JoinArgs) -> CommandResult {
         changed_data: false,
         json: args.json,
         stop: Arc::new(AtomicBool::new(false)),
+        leave: Arc::new(AtomicBool::new(false)),
         checks: None,
         coordinator,
         secret,

@@ -52,6 +52,8 @@ pub(super) struct MemberSeat<'a> {
     pub(super) json: bool,
     /// Set when the run is to stop.
     pub(super) stop: Arc<AtomicBool>,
+    /// Set when this process is to leave it, while the others go on.
+    pub(super) leave: Arc<AtomicBool>,
     /// The number of ranks for which it checks that they fit into the memory of this host, and what carries their data, if it checks that.
     pub(super) checks: Option<(usize, Transport)>,
     /// Where the coordinator is.
@@ -70,11 +72,10 @@ pub(super) struct MemberSeat<'a> {
 
 /// Takes part in an elastic run until it is over.
 pub(super) fn member(seat: MemberSeat) -> CommandResult {
-    let MemberSeat { app, job, threads, overwrite, changed_data, json, stop, checks, .. } = seat;
+    let MemberSeat { app, job, threads, overwrite, changed_data, json, stop, leave, checks, .. } = seat;
     let MemberSeat { coordinator, secret, child, encrypt, slowness, metrics, .. } = seat;
     process::raise_open_files();
     let asked = asked_by_job(&job.parallel);
-    let leave = Arc::new(AtomicBool::new(false));
     match std::env::var_os(LAUNCHED).is_some() {
         true => {
             // The terminal interrupts all processes of the run, and a hangup is for all; but who terminates one of them means that one.

@@ -25,6 +25,7 @@ use super::{CommandResult, Failure, print_json};
 use crate::app::App;
 use crate::cluster::cores::Machine;
 use crate::cluster::enter::Ranks;
+use crate::cluster::launch::LaunchOptions;
 use crate::cluster::{Decided, LAUNCHED, Setup};
 use crate::metrics::watched::Watched;
 use crate::{memory, output, process};
@@ -151,6 +152,36 @@ pub(super) fn train(app: &App, args: &TrainArgs) -> CommandResult {
     let (trace, slowness) = (args.trace.clone(), args.elastic.slowness());
     let prepared = Prepared { trace, slowness, ..prepared };
     start(prepared, &folder, hold, None, ranks, (args.json, &args.metrics), stop)
+}
+
+impl TrainArgs {
+    /// Whether the run is asked to be elastic.
+    pub(super) fn is_elastic(&self) -> bool {
+        self.elastic.is_asked()
+    }
+}
+
+impl ResumeArgs {
+    /// Whether the run is asked to be elastic.
+    pub(super) fn is_elastic(&self) -> bool {
+        self.elastic.is_asked()
+    }
+}
+
+/// What `launch --elastic` does here: ranks at the far ends of ssh take these arguments too.
+pub(super) fn launch_elastic(app: &App, args: &TrainArgs, options: LaunchOptions) -> CommandResult {
+    // The coordinator needs the job as well, at the same path.
+    let file = args.job.as_ref().map(|file| options.dir.join(file));
+    let mut job = read_job(app, file.as_deref(), &args.sets)?;
+    args.metrics.check()?;
+    args.elastic.apply(&mut job)?;
+    if args.trace.is_some() {
+        return Err(Failure::usage("--trace follows one group of ranks; leave it out, or --elastic"));
+    }
+    let (overwrite, json, metrics, ranks) = (args.overwrite, args.json, &args.metrics, &args.ranks);
+    let args = &args.elastic;
+    let asked = ElasticTrain { args, ranks, metrics, overwrite, json, resumes: None, changed_data: false };
+    elastic::launch(&job, &asked, options)
 }
 
 /// The ranks of this process and the job, ready to run; `None` if this process was the launcher.

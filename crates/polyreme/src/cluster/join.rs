@@ -106,7 +106,8 @@ pub fn join(
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<JoinedRank, JoinFailure> {
     // It is read until the process ends, whatever happens to the rest.
-    let listen = || Lifeline::listen(io::stdin(), Some(last_words(patience)), stop, || std::process::exit(1));
+    let end = || std::process::exit(1);
+    let listen = || Lifeline::listen(io::stdin(), Some(last_words(patience)), stop.clone(), stop, end);
     let lifeline = place.launched.then(listen);
     if place.size == 1 {
         return Ok(JoinedRank { comm: Comm::alone(), control: None, transport: Transport::Local });

@@ -9,8 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::crew::{CrewMember, Lost};
+use super::elastic::MEMBER;
 use super::spawn::place;
-use super::{INTERFACE, RANKS_MAX};
+use super::{INTERFACE, LAUNCHED, RANKS_MAX};
 
 /// How many connections an sshd accepts at once before login; a host's other ones are started later.
 const AT_ONCE: usize = 8;
@@ -98,28 +99,68 @@ pub struct LaunchOptions {
     pub args: Vec<String>,
 }
 
+impl LaunchOptions {
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.hosts.iter().map(|h| h.slots).sum()
+    }
+
+    /// The host of a rank, and which slot of that host it has.
+    fn slot(&self, rank: usize) -> (&Host, usize) {
+        let mut slot = rank;
+        for host in &self.hosts {
+            if slot < host.slots {
+                return (host, slot);
+            }
+            slot -= host.slots;
+        }
+        unreachable!("there are {} ranks", self.size())
+    }
+
+    /// The ssh that runs what is in a slot, with these variables.
+    fn member(&self, rank: usize, vars: Vec<(&'static str, String)>) -> CrewMember {
+        let (host, slot) = self.slot(rank);
+        let mut words = self.ssh.split_whitespace();
+        let mut command = Command::new(words.next().unwrap_or("ssh"));
+        command.args(words);
+        command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
+        // A host that vanishes is noticed even without traffic.
+        command.args(["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]);
+        if let Some(user) = &self.user {
+            command.args(["-l", user]);
+        }
+        command.args([&host.name, &script(self, vars)]);
+        let pause = if slot < AT_ONCE { Duration::ZERO } else { APART };
+        CrewMember { rank, host: host.name.clone(), command, pause }
+    }
+}
+
 /// One ssh per rank.
 pub fn members(options: &LaunchOptions) -> Vec<CrewMember> {
-    let size = options.hosts.iter().map(|h| h.slots).sum();
-    let mut members = Vec::with_capacity(size);
-    for host in &options.hosts {
-        for slot in 0..host.slots {
-            let rank = members.len();
-            let mut words = options.ssh.split_whitespace();
-            let mut command = Command::new(words.next().unwrap_or("ssh"));
-            command.args(words);
-            command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]);
-            // A host that vanishes is noticed even without traffic.
-            command.args(["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"]);
-            if let Some(user) = &options.user {
-                command.args(["-l", user]);
-            }
-            command.args([&host.name, &script(options, rank, size, slot, host.slots)]);
-            let pause = if slot < AT_ONCE { Duration::ZERO } else { APART };
-            members.push(CrewMember { rank, host: host.name.clone(), command, pause });
-        }
-    }
-    members
+    let size = options.size();
+    let of = |rank: usize| {
+        let (host, slot) = options.slot(rank);
+        options.member(rank, place(rank, size, slot, host.slots))
+    };
+    (0..size).map(of).collect()
+}
+
+/// The ssh of a member of an elastic run: a process with a number of its own, in one of the slots.
+pub fn elastic_member(options: &LaunchOptions, slot: usize, number: u64) -> CrewMember {
+    let (host, here) = options.slot(slot);
+    let vars = [
+        (LAUNCHED, "1".into()),
+        (MEMBER, number.to_string()),
+        ("LOCAL_RANK", here.to_string()),
+        ("LOCAL_WORLD_SIZE", host.slots.to_string()),
+    ];
+    options.member(slot, vars.into())
+}
+
+/// Whether an exit code says that a process at the far end could not be started or reached, or that a signal ended it, rather than that it
+/// failed by itself.
+pub fn is_of_host(code: i32) -> bool {
+    matches!(code, UNREACHED | NO_FOLDER | NO_BINARY | 126 | 127)
 }
 
 /// What went wrong with a rank, and what to do about it.
@@ -147,9 +188,8 @@ pub fn explain(lost: &Lost, options: &LaunchOptions) -> String {
 }
 
 /// What the host's shell runs: the folder, the program, its environment, its arguments.
-fn script(options: &LaunchOptions, rank: usize, size: usize, slot: usize, slots: usize) -> String {
-    let mut env: Vec<String> =
-        place(rank, size, slot, slots).into_iter().map(|(k, v)| format!("{k}={}", quote(&v))).collect();
+fn script(options: &LaunchOptions, vars: Vec<(&'static str, String)>) -> String {
+    let mut env: Vec<String> = vars.into_iter().map(|(k, v)| format!("{k}={}", quote(&v))).collect();
     env.extend(interface(options).map(|i| format!("{INTERFACE}={}", quote(&i))));
     let find = match &options.binary {
         Some(path) => format!("p={}; command -v \"$p\" >/dev/null || exit {NO_BINARY}", quote_path(path)),
@@ -170,7 +210,7 @@ fn script(options: &LaunchOptions, rank: usize, size: usize, slot: usize, slots:
 }
 
 /// The network that ranks use: as asked, or the loopback if there is no other host.
-fn interface(options: &LaunchOptions) -> Option<String> {
+pub fn interface(options: &LaunchOptions) -> Option<String> {
     let is_loopback = |h: &Host| {
         let name = h.name.rsplit_once('@').map_or(h.name.as_str(), |(_, name)| name);
         name == "localhost" || name.parse().is_ok_and(|a: std::net::IpAddr| a.is_loopback())
@@ -245,6 +285,19 @@ mod tests {
     }
 
     #[test]
+    fn a_member_of_an_elastic_run_has_a_number_and_no_rank() {
+        let member = elastic_member(&options(), 2, 17);
+        assert_eq!((member.rank, member.host.as_str()), (2, "b"));
+        let script = member.command.get_args().last().unwrap().to_str().unwrap();
+        for part in ["POLYREME_MEMBER=17", "POLYREME_LAUNCHED=1", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"] {
+            assert!(script.contains(part), "{part}: {script}");
+        }
+        assert!(!script.contains(" RANK=") && !script.contains(" WORLD_SIZE="), "{script}");
+        assert!([255, NO_FOLDER, NO_BINARY, 127].into_iter().all(is_of_host));
+        assert!(![0, 1, 2, 130].into_iter().any(is_of_host));
+    }
+
+    #[test]
     fn a_shell_reads_the_script_back() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("it's here");
@@ -257,7 +310,7 @@ mod tests {
             ..options()
         };
         let run = |options: &LaunchOptions| {
-            Command::new("sh").args(["-c", &script(options, 1, 3, 0, 2)]).output().unwrap()
+            Command::new("sh").args(["-c", &script(options, place(1, 3, 0, 2))]).output().unwrap()
         };
         let out = run(&with(&dir, "sh"));
         let said = String::from_utf8(out.stdout).unwrap();

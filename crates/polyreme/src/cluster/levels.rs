@@ -53,8 +53,10 @@ pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
         JoinFailure::Memory(why)
     };
     let leads = rank == leader;
-    let own =
-        (leads && here > 1).then(|| Comm::segment(here, joined.generation())).transpose().map_err(|e| fail(e.to_string()))?;
+    let own = (leads && here > 1)
+        .then(|| Comm::segment(here, joined.generation()))
+        .transpose()
+        .map_err(|e| fail(e.to_string()))?;
     // Every rank announces the memory that it has created.
     let path = own.as_ref().and_then(|s| s.path()).unwrap_or_default();
     let paths = control.share(path.as_bytes()).map_err(JoinFailure::Lost)?;
@@ -63,8 +65,10 @@ pub(super) fn over_levels(joined: Joined) -> Result<JoinedRank, JoinFailure> {
         _ => {
             let segment = match own {
                 Some(segment) => segment,
-                None => Comm::open_segment(&String::from_utf8_lossy(&paths[leader]), here, joined.generation())
-                    .map_err(|e| fail(e.to_string()))?,
+                None => {
+                    Comm::open_segment(&String::from_utf8_lossy(&paths[leader]), here, joined.generation())
+                        .map_err(|e| fail(e.to_string()))?
+                }
             };
             let place = ranks.iter().position(|r| *r == rank).expect("its host has the rank");
             let (name, world) = (members[rank].host.clone(), ranks.clone());

@@ -102,12 +102,13 @@ pub struct Lifeline {
 }
 
 impl Lifeline {
-    /// Reads `input` from now on. `stop` is set when the rank should finish; `end` is called when it must end now, which is
-    /// `last_words` after the launcher has gone. Without `last_words` the rank goes on without its launcher.
+    /// Reads `input` from now on. `stop` is set when the rank should finish, and `gone` when the launcher has gone; `end` is called when it
+    /// must end now, which is `last_words` after that. Without `last_words` the rank goes on without its launcher.
     pub fn listen(
         input: impl Read + Send + 'static,
         last_words: Option<Duration>,
         stop: Arc<AtomicBool>,
+        gone: Arc<AtomicBool>,
         end: impl FnOnce() + Send + 'static,
     ) -> Lifeline {
         let (tell, heard) = mpsc::channel();
@@ -117,7 +118,7 @@ impl Lifeline {
             match last_words {
                 _ if told_to_end => stop.store(true, Ordering::Relaxed),
                 Some(last_words) => {
-                    stop.store(true, Ordering::Relaxed);
+                    gone.store(true, Ordering::Relaxed);
                     std::thread::sleep(last_words);
                 }
                 None => return,
@@ -185,7 +186,8 @@ mod tests {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (ended, end) = mpsc::channel();
-        let line = Lifeline::listen(reader, Some(SILENCE), stop.clone(), move || ended.send(()).unwrap());
+        let (line, gone) = (Some(SILENCE), Arc::default());
+        let line = Lifeline::listen(reader, line, stop.clone(), gone, move || ended.send(()).unwrap());
         write!(writer, "{}", LauncherMessage::Secret("ab12".into())).unwrap();
         write!(writer, "nonsense\n{}", LauncherMessage::Master("[::1]:80".into())).unwrap();
         assert_eq!(line.secret().unwrap(), "ab12");
@@ -201,7 +203,7 @@ mod tests {
     fn a_launcher_that_is_gone_is_said_at_once() {
         let (reader, writer) = std::io::pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let line = Lifeline::listen(reader, Some(SILENCE), stop.clone(), || {});
+        let line = Lifeline::listen(reader, Some(SILENCE), Arc::default(), stop.clone(), || {});
         drop(writer);
         let began = Instant::now();
         assert!(line.secret().unwrap_err().to_string().contains("ended before"));
@@ -218,8 +220,9 @@ mod tests {
         let (ended, end) = mpsc::channel();
         let time = Duration::from_millis(200);
         let began = Instant::now();
-        let _line =
-            Lifeline::listen(reader, Some(time), Arc::default(), move || ended.send(Instant::now()).unwrap());
+        let (stop, gone) = (Arc::default(), Arc::default());
+        let told = move || ended.send(Instant::now()).unwrap();
+        let _line = Lifeline::listen(reader, Some(time), stop, gone, told);
         drop(writer);
         assert!(end.recv_timeout(Duration::from_secs(20)).unwrap() >= began + time);
     }

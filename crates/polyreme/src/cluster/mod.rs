@@ -346,7 +346,10 @@ pub fn asked_transport(
     flag: Option<Transport>,
     vars: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<Transport>, Unclear> {
-    flag.map_or_else(|| vars(TRANSPORT).map(|name| transport_by_name(&name)).transpose(), |flag| Ok(Some(flag)))
+    flag.map_or_else(
+        || vars(TRANSPORT).map(|name| transport_by_name(&name)).transpose(),
+        |flag| Ok(Some(flag)),
+    )
 }
 
 fn transport_by_name(name: &str) -> Result<Transport, Unclear> {

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::binary::{cannot_run, command, folder};
+use crate::elastic::{LIMIT, Watched, equals_an_undisturbed_run, is_generation, pids as placed_pids};
 use crate::ranks::{JOB, end, endless, living, pids, send, start, wait_for_step};
 
 const SSHD: &str = "/usr/sbin/sshd";
@@ -190,5 +191,78 @@ fn a_host_that_dies_ends_the_others_and_a_launcher_that_dies_too() {
             assert!(Instant::now() < gone, "{name}: {:?} live on", living(&pids));
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+}
+
+/// An ssh that this launcher has for a member of an elastic run.
+fn ssh_of(launcher: i32) -> i32 {
+    let is = |pid: &i32| {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        // Behind the name in brackets: the state, and the parent.
+        let stat = read("stat");
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+        parent == Some(&launcher.to_string()) && read("cmdline").contains("POLYREME_MEMBER=")
+    };
+    let all =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.into_iter().find(is).expect("the launcher has an ssh for each member")
+}
+
+/// A rank that is killed is started again over ssh and enters the run that went on without it; so is one whose ssh is lost, which
+/// leaves by itself. No bit changes. When the launcher is killed, the ranks save and stop.
+#[test]
+fn lost_ranks_of_an_elastic_launch_are_started_again() {
+    let Some(server) = Server::start() else { return };
+    let folder = folder(&crate::elastic::endless());
+    let more = ["--elastic", "job.toml", "--json", "--output", "run"];
+    let mut run = Watched::start(server.launch(folder.path(), "127.0.0.1:2,127.0.0.2", &more));
+    let pids = placed_pids(&run.until(|line| line["event"] == "placed"));
+    assert_eq!(pids.len(), 3);
+    run.until(|line| line["event"] == "checkpoint");
+    send(pids[1], Signal::KILL);
+    let lost = run.until(|line| line["event"] == "lost");
+    assert!(lost["host"].as_str().unwrap().starts_with("127.0.0.") && lost["again_s"] == 1, "{lost}");
+    let back = run.until(|line| is_generation(line, 3) && line["ranks"] == 3);
+    assert_eq!(back["why"], "a rank joins");
+    // A rank that loses its launcher leaves, and is no loss.
+    send(ssh_of(run.child.id() as i32), Signal::KILL);
+    run.until(|line| line["event"] == "lost");
+    let fourth = run.until(|line| is_generation(line, 4));
+    assert!(fourth["why"].as_str().unwrap().ends_with("leaves"), "{fourth}");
+    run.until(|line| is_generation(line, 5) && line["ranks"] == 3);
+    run.until(|line| line["event"] == "checkpoint");
+    let summary = run.interrupt();
+    assert_eq!((&summary["ranks_lost"], &summary["ranks_joined"]), (&1.into(), &2.into()), "{summary}");
+    equals_an_undisturbed_run(folder.path(), &summary);
+
+    let more = ["--elastic", "job.toml", "--json", "--output", "again"];
+    let launch = server.launch(folder.path(), "127.0.0.1,127.0.0.2", &more);
+    let mut run = Watched::start(launch);
+    let pids = placed_pids(&run.until(|line| line["event"] == "placed"));
+    run.until(|line| line["event"] == "checkpoint");
+    let before = crate::ranks::steps_in(&folder.path().join("again"));
+    send(run.child.id() as i32, Signal::KILL);
+    let until = Instant::now() + LIMIT;
+    while !living(&pids).is_empty() {
+        assert!(Instant::now() < until, "{:?} live on", living(&pids));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(crate::ranks::steps_in(&folder.path().join("again")) > before, "they saved");
+}
+
+#[test]
+fn what_an_elastic_launch_cannot_do_is_refused_before_any_login() {
+    let folder = folder(&crate::elastic::endless());
+    for (hosts, more, part) in [
+        ("a,b:16", &["--interface", "127.0.0.1", "--elastic", "job.toml"][..], "`parallel.elastic.max` is 8"),
+        ("a,b", &["--elastic", "--interface", "10.255.255.1", "missing.toml"], "missing.toml"),
+        ("a,b", &["--elastic", "resume", "run"], "polyreme coordinator"),
+        ("a,b", &["--elastic", "job.toml", "--chaos", "kill=1s"], "train --elastic"),
+        ("a,b", &["job.toml", "--elastic", "--trace", "t.json"], "--trace"),
+    ] {
+        let args = [&["launch", "--hosts", hosts, "--ssh", "false"][..], more].concat();
+        let out = command(folder.path(), &args).output().unwrap();
+        let said = said(&out).replace('\n', " ");
+        assert!(out.status.code() == Some(2) && said.contains(part), "{more:?}: {said}");
     }
 }

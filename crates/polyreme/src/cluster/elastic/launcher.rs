@@ -1,14 +1,15 @@
-//! The process that starts the ranks of an elastic run on this host, and coordinates all of them.
+//! The process that starts the ranks of an elastic run, here or over ssh, and coordinates all of them.
 //!
 //! One loop: the coordinator's sockets, the children's ends, the user's signals, and faults if they are asked for. A child that a
 //! signal has killed is a lost rank, and the others go on; one that ends with an error of its own ends the run, because its
-//! successor would meet the same error.
+//! successor would meet the same error. Children at the far ends of ssh are started again when they are lost ([`Restarts`]); before the
+//! first group is formed a host that cannot be used ends the run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,12 +23,14 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::super::LAUNCHED;
-use super::super::crew::{CrewEnd, Lost, say};
+use super::super::crew::{CrewEnd, CrewMember, Lost, say};
+use super::super::launch::{LaunchOptions, elastic_member, is_of_host};
 use super::super::lifeline::LauncherMessage;
 use super::super::pumps::{LastWords, Pump, PumpEvent, SaidErrors};
 use super::MEMBER;
 use super::chaos::{Chaos, ChaosSpec, Fault};
 use super::network::OwnNetwork;
+use super::restarts::Restarts;
 use super::status::status;
 use crate::{output, process};
 
@@ -35,15 +38,15 @@ use crate::{output, process};
 const GLANCE: Duration = Duration::from_millis(5);
 /// How long children may take to end when the run is over.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long ranks that were told to end may take before their ssh is killed.
+const LAST_GRACE: Duration = Duration::from_millis(700);
 /// The exit code of a rank that was interrupted and has saved.
 const INTERRUPTED: i32 = 130;
 
 /// What to start.
 pub struct ElasticLaunch {
-    /// This program.
-    pub program: PathBuf,
-    /// Its arguments, for copies of it.
-    pub args: Vec<OsString>,
+    /// What its children are.
+    pub children: Children,
     /// How many are started.
     pub processes: usize,
     /// The most ranks.
@@ -52,13 +55,73 @@ pub struct ElasticLaunch {
     pub secret: String,
     /// Faults, if they are wanted.
     pub chaos: Option<ChaosSpec>,
-    /// The network in which ranks can be cut off, if that is wanted.
-    pub network: Option<OwnNetwork>,
     /// Whether lines are for programs.
     pub json: bool,
 }
 
+/// How children are started.
+pub enum Children {
+    /// As copies of this program on this host.
+    Here {
+        /// This program.
+        program: PathBuf,
+        /// Its arguments.
+        args: Vec<OsString>,
+        /// The network in which they can be cut off, if that is wanted.
+        network: Option<OwnNetwork>,
+    },
+    /// At the far ends of ssh, in slots.
+    OverSsh(LaunchOptions),
+}
+
+impl Children {
+    /// Whether they are on this host.
+    pub fn are_here(&self) -> bool {
+        matches!(self, Children::Here { .. })
+    }
+
+    fn network(&self) -> Option<&OwnNetwork> {
+        match self {
+            Children::Here { network, .. } => network.as_ref(),
+            Children::OverSsh(_) => None,
+        }
+    }
+
+    /// The process with this number, in a slot.
+    fn member(&self, slot: usize, number: u64) -> CrewMember {
+        match self {
+            Children::Here { program, args, network } => {
+                let mut command = match network {
+                    Some(network) => network.command(program),
+                    None => Command::new(program),
+                };
+                command.args(args).env(LAUNCHED, "1").env(MEMBER, number.to_string());
+                for key in [
+                    "RANK",
+                    "WORLD_SIZE",
+                    "LOCAL_RANK",
+                    "LOCAL_WORLD_SIZE",
+                    "MASTER_ADDR",
+                    "MASTER_PORT",
+                    "SSH_CONNECTION",
+                ] {
+                    command.env_remove(key);
+                }
+                CrewMember { rank: slot, host: String::new(), command, pause: Duration::ZERO }
+            }
+            Children::OverSsh(options) => {
+                let mut member = elastic_member(options, slot, number);
+                // Ctrl-C would end it.
+                member.command.process_group(0);
+                member
+            }
+        }
+    }
+}
+
 struct Running {
+    slot: usize,
+    host: String,
     child: Child,
     line: Option<ChildStdin>,
     words: Arc<Mutex<LastWords>>,
@@ -70,6 +133,8 @@ struct Launcher {
     addr: SocketAddr,
     running: BTreeMap<u64, Running>,
     next: u64,
+    /// Which are to be started again, if lost ones are.
+    restarts: Option<Restarts>,
     n_pumps: usize,
     tell: Sender<PumpEvent>,
     events: Receiver<PumpEvent>,
@@ -98,11 +163,13 @@ pub fn run(launch: ElasticLaunch, office: OfficeOptions) -> io::Result<CrewEnd> 
     let office = Office::open(office)?;
     let addr = office.addr()?;
     let (tell, events) = channel();
+    let restarts = (!launch.children.are_here()).then(|| Restarts::new(launch.processes, Instant::now()));
     let mut launcher = Launcher {
         office,
         addr,
         running: BTreeMap::new(),
         next: 0,
+        restarts,
         n_pumps: 0,
         tell,
         events,
@@ -115,8 +182,8 @@ pub fn run(launch: ElasticLaunch, office: OfficeOptions) -> io::Result<CrewEnd> 
         ending: None,
         launch,
     };
-    for _ in 0..launcher.launch.processes {
-        if let Err(error) = launcher.start() {
+    for slot in 0..launcher.launch.processes {
+        if let Err(error) = launcher.start(slot) {
             launcher.kill_all();
             return Err(error);
         }
@@ -139,30 +206,19 @@ pub fn run(launch: ElasticLaunch, office: OfficeOptions) -> io::Result<CrewEnd> 
 }
 
 impl Launcher {
-    fn start(&mut self) -> io::Result<()> {
+    fn start(&mut self, slot: usize) -> io::Result<()> {
         let number = self.next;
         self.next += 1;
-        let ElasticLaunch { program, args, network, .. } = &self.launch;
-        let mut command = match network {
-            Some(network) => network.command(program),
-            None => Command::new(program),
-        };
-        command.args(args).env(LAUNCHED, "1").env(MEMBER, number.to_string());
-        for key in [
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            "SSH_CONNECTION",
-        ] {
-            command.env_remove(key);
-        }
+        let CrewMember { host, mut command, pause, .. } = self.launch.children.member(slot, number);
+        std::thread::sleep(pause);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
+        let mut child = command.spawn().map_err(|error| {
+            let program = command.get_program().to_string_lossy().into_owned();
+            io::Error::new(error.kind(), format!("`{program}` cannot be started: {error}"))
+        })?;
         // It waits for its first line.
-        let connected = network.as_ref().map_or(Ok(()), |network| network.connect(number, child.id()));
+        let connected =
+            self.launch.children.network().map_or(Ok(()), |network| network.connect(number, child.id()));
         if let Err(error) = connected {
             drop(child.kill());
             drop(child.wait());
@@ -182,15 +238,16 @@ impl Launcher {
             pump.start_err(errors)?;
             self.n_pumps += 1;
         }
-        self.running.insert(number, Running { child, line, words });
+        self.running.insert(number, Running { slot, host, child, line, words });
         Ok(())
     }
 
     /// Whether there is anything to wait for.
     fn goes_on(&self) -> bool {
         let over = self.office.coordinator().is_over() || self.failed.is_some() || self.interrupted;
+        let waits = self.restarts.as_ref().is_some_and(Restarts::any);
         // Members of other hosts go on without children here.
-        !self.running.is_empty() || (!over && !self.office.rows().is_empty())
+        !self.running.is_empty() || (!over && (waits || !self.office.rows().is_empty()))
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -213,6 +270,7 @@ impl Launcher {
             self.n_pumps -= usize::from(matches!(event, PumpEvent::Drained));
         }
         self.look();
+        self.start_again()?;
         self.strike()?;
         if self.ending.is_some_and(|at| at.elapsed() >= GRACE) {
             self.kill_all();
@@ -256,41 +314,80 @@ impl Launcher {
         }
         for (number, status) in ended {
             let running = self.running.remove(&number).expect("it was there");
-            self.office.exited(number);
+            let is_here = self.launch.children.are_here();
+            if is_here {
+                self.office.exited(number);
+            }
             let (pid, code) = (running.child.id(), status.code());
+            // Of a rank that has trained, what its ssh says is that it was lost.
+            let begun = self.office.coordinator().generation().0 > 0;
+            let lost = code.is_none_or(|code| !is_here && begun && is_of_host(code));
             if status.success() || code == Some(INTERRUPTED) || self.failed.is_some() {
                 self.left |= status.success();
                 continue;
             }
             let words = running.words.lock().unwrap_or_else(PoisonError::into_inner);
-            match (code, status.signal()) {
-                (Some(code), _) => {
-                    let (last_line, error) = (words.last_line.clone(), words.error.clone());
-                    let (rank, host, ended) = (number as usize, String::new(), Vec::new());
-                    self.failed = Some(Lost { rank, host, pid, how: Ok(code), last_line, error, ended });
+            let last_line = words.last_line.clone();
+            match code.filter(|_| !lost) {
+                Some(code) => {
+                    let (error, host) = (words.error.clone(), running.host.clone());
+                    // Members have no ranks of their own; slots are numbered as ranks are.
+                    let rank = if is_here { number as usize } else { running.slot };
+                    let (how, ended) = (Ok(code), Vec::new());
+                    self.failed = Some(Lost { rank, host, pid, how, last_line, error, ended });
                     let why = format!("process {pid} ended with exit code {code}");
                     drop(words);
                     self.office.end(Some(why));
                     self.ending.get_or_insert_with(Instant::now);
                 }
-                (None, signal) => {
-                    let signal = signal.unwrap_or(0);
-                    self.tell_loss(pid, signal);
+                None => {
+                    drop(words);
+                    let signal = status.signal().unwrap_or(0);
+                    if self.ending.is_none() {
+                        self.tell_loss(&running, signal, &last_line);
+                    }
                 }
             }
         }
     }
 
-    fn tell_loss(&self, pid: u32, signal: i32) {
-        if self.ending.is_some() {
-            return;
-        }
+    /// A child was lost; it is started again if that is wanted.
+    fn tell_loss(&mut self, running: &Running, signal: i32, last_line: &str) {
+        let (pid, host) = (running.child.id(), &running.host);
+        let Some(restarts) = &mut self.restarts else {
+            return match self.launch.json {
+                true => {
+                    output::out().line(&json!({"event": "lost", "pid": pid, "signal": signal}).to_string())
+                }
+                false => output::err()
+                    .line(&format!("process {pid} was killed by signal {signal}; the others go on")),
+            };
+        };
+        let again = restarts.lost(running.slot, Instant::now()).as_secs();
         match self.launch.json {
-            true => output::out().line(&json!({"event": "lost", "pid": pid, "signal": signal}).to_string()),
+            true => {
+                let line = json!({
+                    "event": "lost", "host": host, "slot": running.slot, "why": last_line, "again_s": again,
+                });
+                output::out().line(&line.to_string());
+            }
             false => {
-                output::err().line(&format!("process {pid} was killed by signal {signal}; the others go on"))
+                let why = if last_line.is_empty() { String::new() } else { format!(" ({last_line})") };
+                output::err().line(&format!(
+                    "host {host}: a rank was lost{why}; the others go on, and it is started again in {again} s"
+                ));
             }
         }
+    }
+
+    /// Starts what is due to be started again.
+    fn start_again(&mut self) -> io::Result<()> {
+        let goes_on = self.ending.is_none() && !self.interrupted && self.failed.is_none();
+        let Some(restarts) = self.restarts.as_mut().filter(|_| goes_on) else { return Ok(()) };
+        for slot in restarts.due(Instant::now()) {
+            self.start(slot)?;
+        }
+        Ok(())
     }
 
     /// Does what `--chaos` asks for.
@@ -321,7 +418,7 @@ impl Launcher {
                     pid
                 }
                 Fault::Join => {
-                    self.start()?;
+                    self.start(0)?;
                     continue;
                 }
             };
@@ -333,7 +430,7 @@ impl Launcher {
                 Fault::Stop(..) => kill_process(pid, Signal::STOP)?,
                 Fault::Continue(_) => kill_process(pid, Signal::CONT)?,
                 Fault::Cut(number, _) | Fault::Mend(number) => {
-                    if let Some(network) = &self.launch.network {
+                    if let Some(network) = self.launch.children.network() {
                         network.set_link(number, matches!(fault, Fault::Mend(_)))?;
                     }
                 }
@@ -367,6 +464,16 @@ impl Launcher {
     }
 
     fn kill_all(&mut self) {
+        if !self.launch.children.are_here() {
+            // To kill an ssh does not end its rank at once.
+            self.tell_all(&LauncherMessage::End);
+            let until = Instant::now() + LAST_GRACE;
+            while self.running.values_mut().any(|running| matches!(running.child.try_wait(), Ok(None)))
+                && Instant::now() < until
+            {
+                std::thread::sleep(GLANCE);
+            }
+        }
         for running in self.running.values_mut() {
             drop(running.child.kill());
         }
