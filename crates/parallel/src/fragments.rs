@@ -65,11 +65,11 @@ pub(crate) struct Turns {
     /// The weights of the last exchange, where they are needed.
     before: Option<Region>,
     /// What is on its way.
-    way: Option<Way>,
+    way: Option<FragmentSum>,
 }
 
 /// An exchange that goes on.
-struct Way {
+struct FragmentSum {
     ends: usize,
     range: Range<usize>,
     sum: usize,
@@ -113,7 +113,7 @@ impl Turns {
         }
     }
 
-    fn send(&self, lowering: &mut Lowering, range: Range<usize>, ends: usize) -> Way {
+    fn send(&self, lowering: &mut Lowering, range: Range<usize>, ends: usize) -> FragmentSum {
         let most = self.fragments.iter().map(Range::len).max().unwrap_or(0);
         let [sent, summed] =
             [SENT, SUMMED].map(|name| lowering.common_buffer(name, DType::F32, most).part(0..range.len()));
@@ -126,11 +126,11 @@ impl Turns {
         let sum = lowering.program.exchange(Collective::AllReduce, Axis::Data, summed.clone());
         lowering.code(sum, cuts(range.len(), self.ranks(lowering)), range.clone());
         lowering.push(Instr::Start(sum));
-        Way { ends, range, sum, sent, summed }
+        FragmentSum { ends, range, sum, sent, summed }
     }
 
-    fn arrive(&self, lowering: &mut Lowering, way: Way) {
-        let Way { range, sum, sent, summed, .. } = way;
+    fn arrive(&self, lowering: &mut Lowering, way: FragmentSum) {
+        let FragmentSum { range, sum, sent, summed, .. } = way;
         let by = self.ranks(lowering);
         lowering.push(Instr::Wait(sum));
         lowering.push(Instr::Divide { of: summed.clone(), by });
