@@ -149,6 +149,9 @@ pub(crate) fn run(scene: &Scene, channels: &[ChannelPlace]) -> Result<ClockSeen,
     }
 }
 
+/// A way, an operation, its bytes, whether its memory is visible, and of coded sums how many numbers they are of. A job has one codec.
+type CostKey = (usize, u8, u64, bool, u64);
+
 struct Clock<'a> {
     scene: &'a Scene<'a>,
     places: &'a [ChannelPlace],
@@ -164,7 +167,7 @@ struct Clock<'a> {
     /// Hosts whose ranks changed what they do.
     stale: Vec<usize>,
     /// Costs by way, operation, bytes and whether memory is visible.
-    costs: BTreeMap<(usize, u8, u64, bool), ExchangeCost>,
+    costs: BTreeMap<CostKey, ExchangeCost>,
     seen: ClockSeen,
 }
 
@@ -213,6 +216,8 @@ struct HostClock {
 struct GroupClock {
     arrived: usize,
     op: Option<GroupOp>,
+    /// How much of a core its collective takes of each rank.
+    core_share: f64,
     /// When it was last done with something.
     met: f64,
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 use polyreme_collective::links::choose::FrameOp;
 use polyreme_graph::{Axis, Collective, Instr, Program, Region};
 
+use crate::coding::CodedOp;
 use crate::exchange::GroupOp;
 use crate::speed::{HostSpeed, Took};
 use crate::work::{exchanged_bytes, of_instr, of_node};
@@ -200,8 +201,9 @@ pub(crate) fn meeting(program: &Program, number: usize) -> (Axis, Meeting) {
         | Region::Buffer(..)
         | Region::Value { .. } => false,
     };
+    let coded = exchange.coding.as_ref().map(|coding| CodedOp::new(coding, program.len_of(&exchange.of)));
     let group = |op: FrameOp, at_wait: bool| Meeting::Group {
-        op: GroupOp { op, bytes, visible },
+        op: GroupOp { op, bytes, visible, coded },
         number: 0,
         at_wait,
     };

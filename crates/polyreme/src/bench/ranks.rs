@@ -8,7 +8,7 @@ use polyreme_collective::{Comm, Reduce};
 use polyreme_exec::{Comms, Engine, ExecError, Isa, Options, Timeline};
 use polyreme_graph::{Axis, Keeps, Program, Weights, WireCodec, cost};
 use polyreme_parallel::pipeline::PipelineKind;
-use polyreme_parallel::{Mesh, Plan};
+use polyreme_parallel::{LocalSteps, Mesh, Plan};
 use polyreme_train::record::trace::{self, About};
 use serde::Serialize;
 
@@ -96,6 +96,8 @@ pub struct RankSettings {
     pub shard_gradients: bool,
     /// The format in which gradients travel, if not as they are.
     pub wire: Option<WireCodec>,
+    /// Whether ranks take the steps of a program by themselves, and then average their weights.
+    pub by_itself: bool,
     /// Whether each rank keeps only its own shard of the weights.
     pub shard_weights: bool,
     /// How ranks are arranged.
@@ -130,6 +132,9 @@ pub fn measure(
     };
     if settings.shard_weights {
         (plan.shard_weights, plan.weights) = (true, Weights::Own);
+    }
+    if settings.by_itself {
+        plan = by_itself(plan, job.run_steps);
     }
     if plan.is_flushless() && !shard_gradients {
         // As in training: every rank updates all of its stage.
@@ -195,6 +200,12 @@ pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
         bucket_bytes: BUCKET_BYTES,
         ..Plan::alone()
     }
+}
+
+/// The same where each rank takes so many steps by itself.
+pub(super) fn by_itself(plan: Plan, run_steps: usize) -> Plan {
+    let local = Some(LocalSteps { outer: None });
+    Plan { local, run_steps, keeps: Keeps::All, weights: Weights::Own, ..plan }
 }
 
 /// Bytes that this process takes.

@@ -85,6 +85,10 @@ pub(super) struct StepArgs {
     /// [default: f32].
     #[arg(long, value_name = "FORMAT", value_parser = parse_wire, conflicts_with = "shard_gradients")]
     wire: Option<WireCodec>,
+    /// With several ranks: each takes so many steps by itself before their weights are averaged, as with `parallel.sync = "local"` and
+    /// `parallel.every` of a job.
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with_all = ["shard_gradients", "wire"])]
+    every: Option<u32>,
     /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
@@ -257,6 +261,12 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
             "--wire is for ranks that are connected by sockets and have the whole model each; add --transport tcp",
         ));
     }
+    if let Some(every) = args.every {
+        if !whole {
+            return Err(Failure::usage("--every is for ranks that have the whole model each; leave out other axes than --data"));
+        }
+        jobs.iter_mut().for_each(|job| job.run_steps = every as usize);
+    }
     if group.speaks() && !args.json {
         show(&group, false);
         output::err().settle();
@@ -270,6 +280,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         transport,
         shard_gradients: args.shard_gradients,
         wire: args.wire,
+        by_itself: args.every.is_some(),
         mesh,
         shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
@@ -339,6 +350,9 @@ fn bench_collective(args: &CollectiveArgs) -> CommandResult {
 fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
+    }
+    if args.every.is_some() {
+        return Err(Failure::usage("--every needs several ranks; set their number with --ranks or --processes"));
     }
     if args.wire.is_some() {
         return Err(Failure::usage(

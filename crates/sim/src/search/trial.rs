@@ -70,6 +70,10 @@ impl<'q> Graphs<'q> {
     /// Lowers a choice and simulates it. Activations are computed a second time if it would not fit otherwise.
     pub(super) fn attempt(&mut self, choice: &PlanChoice, cluster: &Cluster) -> Result<FoundPlan, LostBy> {
         let question = self.question;
+        if question.base.wire.is_some() && choice.shares_memory(cluster) && choice.mesh.ranks() > 1 {
+            let why = "`parallel.wire` is for ranks that are connected by a network, and these share memory";
+            return Err(LostBy::Refused(why.into()));
+        }
         let room = Room::new(question, cluster, choice);
         let lower = |graphs: &mut Graphs, budget: Option<usize>| -> Result<Fleet, LostBy> {
             let step = graphs.of(choice.samples(question)).map_err(LostBy::Refused)?;

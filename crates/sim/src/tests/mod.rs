@@ -1,5 +1,6 @@
 //! Tests of the whole simulator on described clusters.
 
+mod coding;
 mod files;
 mod scale;
 mod search;
