@@ -24,6 +24,8 @@ const STATISTICS_MIN: usize = 32;
 pub struct AskedJob {
     job: BenchJob,
     base: Plan,
+    /// How far ranks may run ahead of the slowest, if there are servers that hold them back.
+    staleness: Option<usize>,
     batch: usize,
     least_samples: usize,
     precisions: Vec<(&'static str, Precision)>,
@@ -56,13 +58,6 @@ impl AskedJob {
             );
             return Err(TrainError::Mesh(why));
         }
-        if job.parallel.sync.has_servers() {
-            let why = format!(
-                "plans are made without parameter servers, and not for `parallel.sync = \"{}\"`; add --set parallel.sync=allreduce",
-                job.parallel.sync.name()
-            );
-            return Err(TrainError::Mesh(why));
-        }
         let isa = given.isa;
         let opened = match &given.sets {
             Some(sets) => Some(sets.clone()),
@@ -90,8 +85,10 @@ impl AskedJob {
             base.run_steps = parallel.every;
         }
         let alone = has_statistics && base.norms == Norms::Local;
+        let bounded = parallel.sync == SyncKind::PsBounded;
         Ok(AskedJob {
             base,
+            staleness: bounded.then_some(parallel.staleness),
             batch: epoch_samples.map_or(train.batch, |n| train.batch.min(n)),
             least_samples: if alone { STATISTICS_MIN } else { 1 },
             precisions,
@@ -195,6 +192,7 @@ impl AskedJob {
             process_bytes: self.process_bytes,
             precisions: &self.precisions,
             base: &self.base,
+            staleness: self.staleness,
             fixed: self.fixed,
         })
     }

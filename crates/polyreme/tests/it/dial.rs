@@ -143,9 +143,9 @@ fn a_rule_turns_the_dial_with_the_bits_of_resume() {
     assert!(numbers("ruled-ps") == want, "the same bits");
 }
 
-/// Plans know steps that ranks take by themselves and formats on the wire; of parameter servers, and of a rule, they say what to do.
+/// Plans know steps that ranks take by themselves, formats on the wire and parameter servers; of a rule they say what to do.
 #[test]
-fn plans_know_local_steps_and_formats() {
+fn plans_know_the_dial_and_formats() {
     let folder = folder(&digits("steps = 4"));
     let links = "[[hosts]]\ncount = 4\ncores = 1\nmemory_gib = 4\ngflops = 20\ncore_gbs = 8\n[between]\nlatency_us = 100\ngbits = 0.01\n";
     std::fs::write(folder.path().join("slow.toml"), links).unwrap();
@@ -169,7 +169,13 @@ fn plans_know_local_steps_and_formats() {
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(!out.status.success() && said.contains(part), "{said}");
     };
-    refused(&["parallel.sync=ps"], "add --set parallel.sync=allreduce");
+    // One server has all gradients of four ranks on its link, four have a quarter of them each.
+    let served = |sync: &str, servers: &str| step_ms(&[&format!("parallel.sync={sync}"), &format!("parallel.servers={servers}")]);
+    let (one, four) = (served("ps", "1"), served("ps", "4"));
+    assert!(one > 1.8 * four && four < 2.0 * sums, "{sums} {one} {four}");
+    // Without waiting for each other, one rank's letters travel while others compute; a step is one rank's.
+    let free = served("ps-async", "4");
+    assert!(free <= 1.05 * four, "{four} {free}");
     let rule = "parallel.sync={start='allreduce', then='local', after=2}";
     refused(&[rule], "add --set parallel.sync=allreduce or --set parallel.sync=local");
 }

@@ -24,7 +24,10 @@ impl Clock<'_> {
         let way = &self.scene.ways[group.way];
         let waits = match state.doing {
             RankDoing::Awaiting { axis: a, target: Some(target), .. } => a == axis && target >= comm.arrived,
-            RankDoing::Awaiting { .. } | RankDoing::Computing { .. } | RankDoing::Nothing => false,
+            RankDoing::Awaiting { .. }
+            | RankDoing::Computing { .. }
+            | RankDoing::Served { .. }
+            | RankDoing::Nothing => false,
         };
         let comes = comm.arrived == comm.done && comm.started > comm.arrived;
         if !comes || !(waits || way.in_background()) {

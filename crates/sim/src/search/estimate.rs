@@ -127,6 +127,7 @@ impl<'q> Steps<'q> {
                 updates: Updates::AtEnd,
                 shard_weights: false,
                 cuts: Vec::new(),
+                servers: None,
                 precision: question.precisions[precision].1.clone(),
                 ..question.base.clone()
             };
@@ -340,7 +341,7 @@ impl<'q> Steps<'q> {
         let params = self.params(mesh.tensor, precision)? / stages;
         let data = mesh.data as f64;
         // Ranks that send codes, or take steps by themselves, keep everything.
-        let whole_each = question.base.wire.is_some() || question.base.local.is_some();
+        let whole_each = question.base.wire.is_some() || question.base.local.is_some() || question.base.servers.is_some();
         let parted = match choice.sharding {
             Sharding::Usual => choice.shares_memory(cluster) && !whole_each,
             Sharding::Nothing => false,
@@ -362,6 +363,8 @@ impl<'q> Steps<'q> {
         let sums_us = rounds * ((tensor_sums_us + sequence_sums_us) / stages - each_us * 2.0 / 3.0).max(0.0);
         let data_us = sums_us
             + match choice.sharding {
+                // Servers update, and what goes to them and back is hidden as far as is known here.
+                _ if question.base.servers.is_some() => 0.0,
                 // Weights, after some steps.
                 _ if local => sums(FrameOp::AllReduce) / question.base.run_steps.max(1) as f64,
                 Sharding::Weights => {
@@ -392,7 +395,13 @@ impl<'q> Steps<'q> {
                 Sharding::Gradients => four + (four + moments) / data,
                 Sharding::Weights => (2.0 * four + moments) / data,
             };
-        Ok(Estimate { step_us: passes_us + update_us + data_us, state_bytes })
+        let step_us = match question.base.servers {
+            None => passes_us + update_us + data_us,
+            Some(servers) if servers.lockstep => passes_us,
+            // In the time of one, each rank does one.
+            Some(_) => passes_us / data,
+        };
+        Ok(Estimate { step_us, state_bytes })
     }
 
     /// About how many microseconds it takes to lower and simulate a choice.

@@ -4,6 +4,7 @@ mod coding;
 mod files;
 mod scale;
 mod search;
+mod served;
 mod steps;
 mod twins;
 mod ways;
