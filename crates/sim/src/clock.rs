@@ -302,7 +302,7 @@ impl<'a> Clock<'a> {
             },
             came: vec![false; scene.scores[place.score].served.len()],
         };
-        let served = scene.ranks.first().map_or(&[][..], |place| &scene.scores[place.score].served);
+        let served = scene.ranks.first().map_or(&[][..], |place| &scene.scores[place.score].served[..]);
         let n_servers = served.iter().map(|part| part.server + 1).max().unwrap_or(0);
         let range = |_| RangeState { pushed: vec![0; scene.ranks.len()], ..RangeState::default() };
         let host = |_| HostClock {
