@@ -169,7 +169,8 @@ impl Calibration {
             return Err(CalibrationError::Missing("exchanges".into()));
         }
         let sensible = |us: f64| us.is_finite() && us >= 0.0;
-        let bad = |known: &&MeasuredCodec| !sensible(known.times.encode_us) || !sensible(known.times.decode_us);
+        let bad =
+            |known: &&MeasuredCodec| !sensible(known.times.encode_us) || !sensible(known.times.decode_us);
         if let Some(known) = file.links.codecs.iter().find(bad) {
             return Err(CalibrationError::Missing(format!("codec {}", known.name)));
         }

@@ -210,10 +210,22 @@ struct CommClock {
 
 #[derive(Clone, Copy)]
 enum RankDoing {
-    Computing { what: MarkOf, since: f64 },
-    Awaiting { exchange: usize, axis: Axis, since: f64, target: Option<usize> },
+    Computing {
+        what: MarkOf,
+        since: f64,
+    },
+    Awaiting {
+        exchange: usize,
+        axis: Axis,
+        since: f64,
+        target: Option<usize>,
+    },
     /// Waits for the weights of a range.
-    Served { range: usize, instr: usize, since: f64 },
+    Served {
+        range: usize,
+        instr: usize,
+        since: f64,
+    },
     Nothing,
 }
 

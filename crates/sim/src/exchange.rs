@@ -222,20 +222,12 @@ fn over_links(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp) -> 
 }
 
 /// The rounds of a coded sum, and the coding, one after the other. A rank codes on a core of its own, and sockets take their share of one.
-fn in_codes(
-    inside: &InsideSpec,
-    way: &LinkWay,
-    ranks: usize,
-    op: GroupOp,
-    coded: &CodedOp,
-) -> ExchangeCost {
+fn in_codes(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp, coded: &CodedOp) -> ExchangeCost {
     let scattered = op.op == FrameOp::ReduceScatter;
     let rounds: &[(FrameOp, f64)] = match (coded.codec, scattered) {
         (WireCodec::Blocks(_), true) => &[(FrameOp::AllToAll, op.bytes)],
         (WireCodec::Blocks(_), false) => &[(FrameOp::AllToAll, op.bytes), (FrameOp::AllGather, op.bytes)],
-        (WireCodec::LowRank { .. }, _) => {
-            &coded.messages.map(|bytes| (FrameOp::AllReduce, bytes))
-        }
+        (WireCodec::LowRank { .. }, _) => &coded.messages.map(|bytes| (FrameOp::AllReduce, bytes)),
     };
     let mut sum = ExchangeCost::default();
     for &(op, bytes) in rounds {

@@ -36,7 +36,14 @@ pub struct SimSettings {
 impl Default for SimSettings {
     /// One rank of one thread on each host.
     fn default() -> SimSettings {
-        SimSettings { ranks_per_host: 1, threads: 1, contention: true, runs: 2, traced: 0..0, staleness: None }
+        SimSettings {
+            ranks_per_host: 1,
+            threads: 1,
+            contention: true,
+            runs: 2,
+            traced: 0..0,
+            staleness: None,
+        }
     }
 }
 

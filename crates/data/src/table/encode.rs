@@ -13,7 +13,7 @@ use crate::error::DataError;
 /// Reads rows of one file by a schema; several threads may.
 #[derive(Debug)]
 pub(super) struct RowEncoder {
-    choice: ColumnChoice,
+    choice: Box<ColumnChoice>,
     /// Columns that become numbers, then those that become ids, and then texts.
     columns: Vec<EncodedColumn>,
 }
@@ -61,7 +61,7 @@ impl RowEncoder {
         };
         let mut columns: Vec<_> = schema.rules.iter().zip(fields).map(column).collect();
         columns.sort_by_key(|column| (column.rule.text_ids().is_some(), column.rule.n_ids().is_some()));
-        RowEncoder { choice: schema.choice(), columns }
+        RowEncoder { choice: Box::new(schema.choice()), columns }
     }
 
     /// What is counted of each column, before any row.
@@ -85,20 +85,20 @@ impl RowEncoder {
 
     /// An error if a column that was words has nothing but numbers now.
     pub(super) fn finish(&self, counts: &[WordCounts]) -> Result<(), String> {
-        let pairs = self.columns.iter().zip(counts);
-        for (column, _) in pairs.filter(|(c, n)| c.was_words && n.numbers > 0 && n.others == 0) {
-            let word = match &column.rule.reading {
-                Reading::Category { values, .. } => values.first(),
-                Reading::Text { words, .. } => words.iter().find(|word| word.parse::<f64>().is_err()),
-                _ => None,
-            };
-            return Err(format!(
-                "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
-                column.rule.name,
-                word.map_or("", String::as_str)
-            ));
-        }
-        Ok(())
+        let mut pairs = self.columns.iter().zip(counts);
+        let Some((column, _)) = pairs.find(|(c, n)| c.was_words && n.numbers > 0 && n.others == 0) else {
+            return Ok(());
+        };
+        let word = match &column.rule.reading {
+            Reading::Category { values, .. } => values.first(),
+            Reading::Text { words, .. } => words.iter().find(|word| word.parse::<f64>().is_err()),
+            Reading::Number { .. } | Reading::Boolean { .. } | Reading::Date { .. } => None,
+        };
+        Err(format!(
+            "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
+            column.rule.name,
+            word.map_or("", String::as_str)
+        ))
     }
 }
 

@@ -157,7 +157,8 @@ pub fn measure(
     let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comms)?;
     engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
     job.fill_parts(&mut engine, &parts)?;
-    let host = settings.servers.map(|servers| start_servers(job, &mut engine, servers)).transpose()?.flatten();
+    let host =
+        settings.servers.map(|servers| start_servers(job, &mut engine, servers)).transpose()?.flatten();
     let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps), plan.is_free())?;
     if let Some(path) = &settings.trace {
         record(job, &mut engine, &plan, path)?;

@@ -275,13 +275,21 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
                 "--servers is for ranks that have the whole model each, are not started by MPI, and are at least as many as servers; there are {n}"
             )));
         }
-        if jobs.iter().any(|job| job.training.moments != DType::F32 || !job.training.optimizer.by_element() || job.training.ema.is_some()) {
-            return Err(Failure::usage("--servers is for optimizers that look at each number by itself, with state in f32, and without `train.ema`"));
+        if jobs.iter().any(|job| {
+            job.training.moments != DType::F32
+                || !job.training.optimizer.by_element()
+                || job.training.ema.is_some()
+        }) {
+            return Err(Failure::usage(
+                "--servers is for optimizers that look at each number by itself, with state in f32, and without `train.ema`",
+            ));
         }
     }
     if let Some(every) = args.every {
         if !whole {
-            return Err(Failure::usage("--every is for ranks that have the whole model each; leave out other axes than --data"));
+            return Err(Failure::usage(
+                "--every is for ranks that have the whole model each; leave out other axes than --data",
+            ));
         }
         jobs.iter_mut().for_each(|job| job.run_steps = every as usize);
     }
@@ -371,10 +379,14 @@ fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
     }
     if args.servers.is_some() {
-        return Err(Failure::usage("--servers needs several ranks; set their number with --ranks or --processes"));
+        return Err(Failure::usage(
+            "--servers needs several ranks; set their number with --ranks or --processes",
+        ));
     }
     if args.every.is_some() {
-        return Err(Failure::usage("--every needs several ranks; set their number with --ranks or --processes"));
+        return Err(Failure::usage(
+            "--every needs several ranks; set their number with --ranks or --processes",
+        ));
     }
     if args.wire.is_some() {
         return Err(Failure::usage(

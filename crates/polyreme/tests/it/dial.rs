@@ -151,9 +151,22 @@ fn plans_know_the_dial_and_formats() {
     std::fs::write(folder.path().join("slow.toml"), links).unwrap();
     let step_ms = |sets: &[&str]| {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let plan = ["plan", "job.toml", "--cluster", "slow.toml", "--json", "--set", "parallel.ranks=4", "--set", "parallel.data=4"];
+        let plan = [
+            "plan",
+            "job.toml",
+            "--cluster",
+            "slow.toml",
+            "--json",
+            "--set",
+            "parallel.ranks=4",
+            "--set",
+            "parallel.data=4",
+        ];
         let plans = json(folder.path(), &[&plan, &sets[..]].concat());
-        assert!(plans.iter().all(|plan| plan["data"] == 4 && plan["step_ms"].as_f64().is_some()), "{plans:?}");
+        assert!(
+            plans.iter().all(|plan| plan["data"] == 4 && plan["step_ms"].as_f64().is_some()),
+            "{plans:?}"
+        );
         plans[0]["step_ms"].as_f64().unwrap()
     };
     let sums = step_ms(&[]);
@@ -170,7 +183,9 @@ fn plans_know_the_dial_and_formats() {
         assert!(!out.status.success() && said.contains(part), "{said}");
     };
     // One server has all gradients of four ranks on its link, four have a quarter of them each.
-    let served = |sync: &str, servers: &str| step_ms(&[&format!("parallel.sync={sync}"), &format!("parallel.servers={servers}")]);
+    let served = |sync: &str, servers: &str| {
+        step_ms(&[&format!("parallel.sync={sync}"), &format!("parallel.servers={servers}")])
+    };
     let (one, four) = (served("ps", "1"), served("ps", "4"));
     assert!(one > 1.8 * four && four < 2.0 * sums, "{sums} {one} {four}");
     // Without waiting for each other, one rank's letters travel while others compute; a step is one rank's.

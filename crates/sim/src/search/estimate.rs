@@ -341,7 +341,8 @@ impl<'q> Steps<'q> {
         let params = self.params(mesh.tensor, precision)? / stages;
         let data = mesh.data as f64;
         // Ranks that send codes, or take steps by themselves, keep everything.
-        let whole_each = question.base.wire.is_some() || question.base.local.is_some() || question.base.servers.is_some();
+        let whole_each =
+            question.base.wire.is_some() || question.base.local.is_some() || question.base.servers.is_some();
         let parted = match choice.sharding {
             Sharding::Usual => choice.shares_memory(cluster) && !whole_each,
             Sharding::Nothing => false,

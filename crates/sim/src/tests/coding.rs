@@ -29,7 +29,8 @@ fn a_coded_sum_takes_its_rounds_and_its_codes() {
             let fleet = fleet(&step, &coded(ranks, Some(wire)));
             let report = on(&links(ranks, gbits), &fleet, 1);
             let (latency_us, bytes_per_us) = (50.0, gbits * 125.0);
-            let costs = Costs { latency_us, message_us: 0.0, bytes_per_us, reduce_bytes_per_us: f64::INFINITY };
+            let costs =
+                Costs { latency_us, message_us: 0.0, bytes_per_us, reduce_bytes_per_us: f64::INFINITY };
             let program = &fleet.program(0).program;
             let (mut by_hand, mut sent) = (0.0, 0.0);
             for exchange in &program.exchanges {
@@ -39,13 +40,20 @@ fn a_coded_sum_takes_its_rounds_and_its_codes() {
                     continue;
                 }
                 let bytes = codec.coded_len(n);
-                by_hand += [FrameOp::AllToAll, FrameOp::AllGather].map(|op| choose(op, bytes, ranks, &costs).us).iter().sum::<f64>();
+                by_hand += [FrameOp::AllToAll, FrameOp::AllGather]
+                    .map(|op| choose(op, bytes, ranks, &costs).us)
+                    .iter()
+                    .sum::<f64>();
                 sent += 2.0 * bytes as f64 * (ranks - 1) as f64 / ranks as f64;
                 let times = times_of(wire, None);
                 let decoded = 2.0 - 1.0 / ranks as f64;
                 by_hand += n as f64 * (times.encode_us + decoded * times.decode_us);
             }
-            assert!((report.step_us - by_hand).abs() < 1e-6 * by_hand, "{codec:?}: {} {by_hand}", report.step_us);
+            assert!(
+                (report.step_us - by_hand).abs() < 1e-6 * by_hand,
+                "{codec:?}: {} {by_hand}",
+                report.step_us
+            );
             let link = report.hosts[0].link_bytes[Axis::Data as usize];
             assert!(sent > 0.0 && link >= sent && link < 1.05 * sent + 1000.0, "{codec:?}: {link} {sent}");
         }
@@ -78,7 +86,10 @@ fn formats_gain_where_links_are_slow() {
 fn one_that_is_estimated_is_not_above_one_that_is_lowered() {
     let program = fleet(&gpt(2, 4), &coded(2, Some(WireCodec::LowRank { rank: 2 })));
     let program = &program.program(0).program;
-    let coding = program.exchanges.iter().find_map(|exchange| Some((exchange.coding.as_ref()?, program.len_of(&exchange.of))));
+    let coding = program
+        .exchanges
+        .iter()
+        .find_map(|exchange| Some((exchange.coding.as_ref()?, program.len_of(&exchange.of))));
     let (coding, numbers) = coding.unwrap();
     let known = CodedOp::new(coding, numbers);
     let least = CodedOp::at_least(known.codec, numbers as f64);
