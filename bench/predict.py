@@ -50,6 +50,14 @@ PLANS = [
     ("gpt, stage 2, zb-h1", 2, 1000, [*GPT, *STAGES, "--schedule", "zb-h1"]),
     ("cnn, data 2", 2, 200, CNN),
     ("cnn, data 4", 4, 1000, [*CNN, "--batch", "64"]),
+    # Formats on the wire, and other ways to agree.
+    ("cnn, data 2, bf16 on the wire", 2, 100, [*CNN, "--wire", "bf16"]),
+    ("cnn, data 2, int8 on the wire", 2, 100, [*CNN, "--wire", "int8"]),
+    ("cnn, data 2, powersgd on the wire", 2, 100, [*CNN, "--wire", "powersgd"]),
+    ("cnn, data 2, local, every 10", 2, 100, [*CNN, "--every", "10"]),
+    ("cnn, data 2, a server", 2, 200, [*CNN, "--servers", "1"]),
+    ("cnn, data 2, two servers", 2, "tcp", [*CNN, "--servers", "2"]),
+    ("cnn, data 2, two servers, free", 2, 200, [*CNN, "--servers", "2", "--free"]),
 ]
 
 

@@ -65,7 +65,7 @@ pub use order::{Mode, Order};
 /// Which samples were read, as a digest.
 pub use polyreme_kernels::tally::Tally;
 pub use shards::{ShardOptions, Shards};
-pub use spec::{Features, LabelKind, Layout, Spec, Target};
+pub use spec::{Features, LabelKind, Layout, Spec, Target, TextIds};
 pub use split::{Subset, split};
 pub use stats::{Stats, balanced_weights};
 pub use synthetic::Synthetic;

@@ -33,13 +33,15 @@ pub enum Features {
         /// How many numbers a row has.
         width: usize,
     },
-    /// A row of numbers, and after them ids of categories; batches are `[n, numbers + ids]`, f32. An f32 has every whole number
-    /// up to 2²⁴, and there are fewer values of a category.
+    /// A row of numbers, and after them ids of categories, and then of the words of texts; batches are `[n, width]`, f32. An f32 has
+    /// every whole number up to 2²⁴, and there are fewer values of a category and fewer words.
     Mixed {
         /// How many numbers a row has.
         numbers: usize,
         /// For each category how many ids there are; its id is below this.
         ids: Vec<usize>,
+        /// For each text how many ids its words have, and how many places it has.
+        texts: Vec<TextIds>,
     },
     /// A sequence of token ids; batches are `[n, time]`, i32.
     Ids {
@@ -57,6 +59,15 @@ pub enum Features {
         /// The id that fills up, which is no token's.
         padding: usize,
     },
+}
+
+/// A text in a row: the ids of its words, in a fixed number of places. Those that it does not fill have the id 0, which is no word's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TextIds {
+    /// How many ids there are; ids are below this.
+    pub ids: usize,
+    /// How many places there are.
+    pub length: usize,
 }
 
 /// The order of an image's values in a set.
@@ -121,7 +132,9 @@ impl Features {
         match *self {
             Features::Image { channels, height, width, .. } => channels * height * width,
             Features::Row { width } => width,
-            Features::Mixed { numbers, ref ids } => numbers + ids.len(),
+            Features::Mixed { numbers, ref ids, ref texts } => {
+                numbers + ids.len() + texts.iter().map(|text| text.length).sum::<usize>()
+            }
             Features::Ids { time, .. } => time,
             Features::Texts { ref times, .. } => longest(times),
         }

@@ -162,19 +162,18 @@ impl Transform {
                     }
                 }
             },
-            (Features::Mixed { numbers, ids }, SlotValues::F32(x), Values::F32(values)) => {
+            (Features::Mixed { numbers, ids, texts }, SlotValues::F32(x), Values::F32(values)) => {
                 let (values, given) = values.split_at(*numbers);
                 let (x, places) = x.split_at_mut(*numbers);
                 for (column, (x, value)) in x.iter_mut().zip(values).enumerate() {
                     let (mean, std) = normal(self.stats.as_ref(), column);
                     *x = (value - mean) / std;
                 }
-                let fits = |(id, n): (&f32, &usize)| id.fract() == 0.0 && *id >= 0.0 && (*id as usize) < *n;
-                if let Some(at) = given.iter().zip(ids).position(|pair| !fits(pair)) {
-                    return wrong(format!(
-                        "sample {idx} has the id {}, which is not in 0..{}",
-                        given[at], ids[at]
-                    ));
+                let words = texts.iter().flat_map(|text| std::iter::repeat_n(text.ids, text.length));
+                let limits = ids.iter().copied().chain(words);
+                let fits = |id: f32, n: usize| id.fract() == 0.0 && id >= 0.0 && (id as usize) < n;
+                if let Some((id, n)) = given.iter().zip(limits).find(|(id, n)| !fits(**id, *n)) {
+                    return wrong(format!("sample {idx} has the id {id}, which is not in 0..{n}"));
                 }
                 places.copy_from_slice(given);
             }

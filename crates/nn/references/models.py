@@ -47,17 +47,22 @@ class TabularBlock(nn.Module):
 
 
 class Tabular(nn.Module):
-    """Rows of numbers, and of ids of categories after them: vectors of both, two residual blocks, norm, ReLU, linear."""
+    """Rows of numbers, and of ids of categories and of the words of texts (ids, length) after them: vectors of all, two residual
+    blocks, norm, ReLU, linear."""
 
-    def __init__(self, numbers=16, categories=(), embed=8, width=128, hidden=256, layers=2, classes=10):
+    def __init__(self, numbers=16, categories=(), embed=8, width=128, hidden=256, layers=2, classes=10, texts=()):
         super().__init__()
         # fastai's rule.
-        vectors = [max(1, min(50, round(1.6 * ids**0.56))) for ids in categories]
+        tables = [*categories, *(ids for ids, _ in texts)]
+        vectors = [max(1, min(50, round(1.6 * ids**0.56))) for ids in tables]
         if numbers:
             self.numbers = NumberVectors(numbers, embed)
         for k, (ids, length) in enumerate(zip(categories, vectors)):
             setattr(self, f"embed{k + 1}", nn.Embedding(ids, length))
-        self.n_numbers, self.n_categories = numbers, len(categories)
+        for k, ((ids, _), length) in enumerate(zip(texts, vectors[len(categories) :])):
+            # A text is the mean of its words' vectors; id 0 is no word.
+            setattr(self, f"words{k + 1}", nn.EmbeddingBag(ids, length, mode="mean", padding_idx=0))
+        self.n_numbers, self.n_categories, self.texts = numbers, len(categories), texts
         self.first = nn.Linear(numbers * embed + sum(vectors), width)
         self.blocks = nn.ModuleList(TabularBlock(width, hidden) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
@@ -66,6 +71,10 @@ class Tabular(nn.Module):
         parts = [self.numbers(x[:, : self.n_numbers])] if self.n_numbers else []
         for k in range(self.n_categories):
             parts.append(getattr(self, f"embed{k + 1}")(x[:, self.n_numbers + k].long()))
+        at = self.n_numbers + self.n_categories
+        for k, (_, length) in enumerate(self.texts):
+            parts.append(getattr(self, f"words{k + 1}")(x[:, at : at + length].long()))
+            at += length
         x = self.first(torch.cat(parts, 1))
         for block in self.blocks:
             x = block(x)

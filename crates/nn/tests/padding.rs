@@ -8,8 +8,9 @@
 use polyreme_exec::{Engine, Options};
 use polyreme_graph::op::Cell;
 use polyreme_graph::{DType, Precision, differentiate};
+use polyreme_nn::layer::TextIds;
 use polyreme_nn::model::{
-    Bert, EncoderClassifier, Pooling, RecurrentClassifier, Stack, StackInput, StackLayer,
+    Bert, EncoderClassifier, Mlp, Pooling, RecurrentClassifier, Stack, StackInput, StackLayer, Tabular,
 };
 use polyreme_nn::{Model, TraceOptions};
 
@@ -236,5 +237,100 @@ fn layers_that_would_mix_padding_in_are_refused() {
         let error =
             Model::Layers(Stack { input, layers }).trace(&TraceOptions::training(2)).unwrap_err().to_string();
         assert!(error.contains("texts differ in length") && error.contains(instead), "{error}");
+    }
+}
+
+/// Ids of a category and of the words of texts: more than half a float tells apart.
+const MANY: usize = 600;
+
+/// A row of a table: two numbers, the id of a category, and the words of a text.
+type TableRow = ([f32; 2], usize, Vec<usize>);
+
+fn table_rows() -> (Vec<TableRow>, Vec<i32>) {
+    let word = |row: usize, i: usize| 257 + (17 * row + 3 * i + row * i) % (MANY - 257);
+    let lengths = [5, 1, 9, 0, 7];
+    let row = |(k, &n): (usize, &usize)| {
+        ([k as f32 - 2.0, 0.5 * k as f32], 301 + 2 * k, (0..n).map(|i| word(k, i)).collect())
+    };
+    (lengths.iter().enumerate().map(row).collect(), (0..5).map(|k| k % CLASSES as i32).collect())
+}
+
+/// A step of a model of tables whose texts have so many places in a row.
+fn run_table(
+    tabular: bool,
+    rows: &[TableRow],
+    labels: &[i32],
+    length: usize,
+    precision: &Precision,
+) -> PaddedResult {
+    let (inputs, categories, texts) = (3 + length, vec![MANY], vec![TextIds { ids: MANY, length }]);
+    let model = match tabular {
+        true => {
+            let (embed, width, hidden, dropout) = (4, 16, 24, 0.0);
+            let sizes = Tabular { embed, width, hidden, dropout, ..Tabular::default() };
+            Model::Tabular(Tabular { inputs, categories, texts, classes: CLASSES, ..sizes })
+        }
+        false => {
+            let sizes = Mlp { hidden: vec![16], ..Mlp::default() };
+            Model::Mlp(Mlp { inputs, categories, texts, classes: CLASSES, ..sizes })
+        }
+    };
+    let forward = model.trace(&TraceOptions::training(rows.len())).unwrap();
+    let step = differentiate(&forward, forward.output("loss").unwrap()).unwrap();
+    let mut engine = Engine::new(precision.gradients(&step), Options::threads(1)).unwrap();
+    let x = engine.input_f32("x").unwrap();
+    x.fill(0.0);
+    for (to, (numbers, category, words)) in x.chunks_exact_mut(inputs).zip(rows) {
+        to[..2].copy_from_slice(numbers);
+        to[2] = *category as f32;
+        to[3..].iter_mut().zip(words).for_each(|(to, word)| *to = *word as f32);
+    }
+    engine.input_i32("labels").unwrap().copy_from_slice(labels);
+    engine.run().unwrap();
+    let loss = f64::from(engine.output("loss").unwrap()[0]);
+    let grad = |name: &String| (name.clone(), engine.grad(name).unwrap().unwrap().to_vec());
+    PaddedResult { loss, grads: step.params.iter().map(|p| grad(&p.name)).collect() }
+}
+
+/// A text of a table is the mean of its words' vectors, wherever its row is filled up to; and every id has a vector of its own, in half
+/// as well.
+#[test]
+fn texts_beside_numbers_are_means_of_words() {
+    let (rows, labels) = table_rows();
+    for (tabular, half) in [(false, None), (true, None), (false, Some(DType::Bf16)), (true, Some(DType::F16))]
+    {
+        let what = format!("tabular {tabular}, {half:?}");
+        let precision = half.map_or(Precision::F32_STRICT, Precision::half);
+        let tolerance = if half.is_some() { 4e-3 } else { 1e-6 };
+        let tight = run_table(tabular, &rows, &labels, 9, &precision);
+        let more = run_table(tabular, &rows, &labels, 14, &precision);
+        near(&format!("{what}, 14 long"), &more, &tight, tolerance);
+        // Each row alone, filled up to nothing but its own length.
+        let alone = rows.iter().zip(&labels).map(|(row, label)| {
+            let length = row.2.len().max(1);
+            run_table(tabular, std::slice::from_ref(row), &[*label], length, &precision)
+        });
+        let mut sum = PaddedResult { loss: 0.0, grads: Vec::new() };
+        for one in alone {
+            sum.loss += one.loss / rows.len() as f64;
+            sum.grads.resize(one.grads.len(), Default::default());
+            for ((name, to), (of, from)) in sum.grads.iter_mut().zip(one.grads) {
+                to.resize(from.len(), 0.0);
+                *name = of;
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += from / rows.len() as f32);
+            }
+        }
+        near(&format!("{what}, alone"), &tight, &sum, 8.0 * tolerance);
+        let learns = |name: &str, used: Vec<usize>| {
+            let (_, grad) = tight.grads.iter().find(|(of, _)| of == name).unwrap();
+            let width = grad.len() / MANY;
+            let row = |id: &usize| grad[id * width..][..width].iter().any(|g| *g != 0.0);
+            let mut used = used;
+            used.sort_unstable();
+            used.dedup();
+            assert_eq!((0..MANY).filter(row).collect::<Vec<_>>(), used, "{what}: {name}");
+        };
+        learns("embed1.weight", rows.iter().map(|row| row.1).collect());
+        learns("words1.weight", rows.iter().flat_map(|row| row.2.clone()).collect());
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cluster::BetweenSpec;
+use crate::coding::MeasuredCodec;
 use crate::speed::Took;
 use crate::work::{Work, WorkKind};
 
@@ -86,6 +87,9 @@ pub struct LinkTimes {
     /// equally fast at every moment.
     #[serde(default)]
     pub unevenness: f64,
+    /// How long a core takes for each codec of `parallel.wire`.
+    #[serde(default)]
+    pub codecs: Vec<MeasuredCodec>,
 }
 
 impl LinkTimes {
@@ -163,6 +167,12 @@ impl Calibration {
         };
         if !usable(&file.links.shared) || !usable(&file.links.over_loopback) {
             return Err(CalibrationError::Missing("exchanges".into()));
+        }
+        let sensible = |us: f64| us.is_finite() && us >= 0.0;
+        let bad =
+            |known: &&MeasuredCodec| !sensible(known.times.encode_us) || !sensible(known.times.decode_us);
+        if let Some(known) = file.links.codecs.iter().find(bad) {
+            return Err(CalibrationError::Missing(format!("codec {}", known.name)));
         }
         Ok(Calibration { machine: file.machine, links: file.links, grids })
     }

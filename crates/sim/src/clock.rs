@@ -8,7 +8,7 @@
 //! A sender copies a message and goes on. The way between two ranks carries one message at a time. A receiver waits until it is
 //! there.
 //!
-//! [`groups`] says when collectives begin and end, [`hosts`] how fast ranks compute.
+//! [`groups`] says when collectives begin and end, [`hosts`] how fast ranks compute, [`servers`] what parameter servers do.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -22,6 +22,10 @@ use crate::score::{Act, Meeting, Score};
 
 mod groups;
 mod hosts;
+mod servers;
+
+pub(crate) use servers::ServerOrder;
+use servers::{RangeState, ServerLetter, ServerState};
 
 /// What the clock runs.
 pub(crate) struct Scene<'a> {
@@ -37,6 +41,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) runs: usize,
     /// The ranks of which a timeline is kept.
     pub(crate) traced: Range<usize>,
+    /// If there are parameter servers: in which order they apply gradients.
+    pub(crate) order: ServerOrder,
 }
 
 /// Where a rank is.
@@ -107,6 +113,8 @@ pub(crate) enum MarkOf {
     Wait(usize),
     /// From its start until it was waited for.
     Exchange(usize),
+    /// A wait for weights of a server, by the instruction that waits.
+    Served(usize),
 }
 
 /// A rank that nothing wakes any more, and the exchange that it waits for.
@@ -142,12 +150,15 @@ pub(crate) fn run(scene: &Scene, channels: &[ChannelPlace]) -> Result<ClockSeen,
         Some(rank) => {
             let exchange = match clock.ranks[rank].doing {
                 RankDoing::Awaiting { exchange, .. } => exchange,
-                RankDoing::Computing { .. } | RankDoing::Nothing => 0,
+                RankDoing::Computing { .. } | RankDoing::Served { .. } | RankDoing::Nothing => 0,
             };
             Err(ClockError::Stuck(Stopped { rank, exchange }))
         }
     }
 }
+
+/// A way, an operation, its bytes, whether its memory is visible, and of coded sums how many numbers they are of. A job has one codec.
+type CostKey = (usize, u8, u64, bool, u64);
 
 struct Clock<'a> {
     scene: &'a Scene<'a>,
@@ -164,7 +175,12 @@ struct Clock<'a> {
     /// Hosts whose ranks changed what they do.
     stale: Vec<usize>,
     /// Costs by way, operation, bytes and whether memory is visible.
-    costs: BTreeMap<(usize, u8, u64, bool), ExchangeCost>,
+    costs: BTreeMap<CostKey, ExchangeCost>,
+    /// By server, and by range of the program.
+    servers: Vec<ServerState>,
+    ranges: Vec<RangeState>,
+    /// By host, and then by rank: until when its way out and its way in are taken by letters of servers.
+    server_lines: Vec<(f64, f64)>,
     seen: ClockSeen,
 }
 
@@ -180,6 +196,8 @@ struct RankClock {
     comms: [CommClock; 4],
     /// By exchange: when it was started, if the rank is traced.
     started: Vec<f64>,
+    /// By range of servers: whether its weights have come, and were not taken over yet.
+    came: Vec<bool>,
 }
 
 /// Collectives of a rank along an axis, counted over all runs.
@@ -192,8 +210,22 @@ struct CommClock {
 
 #[derive(Clone, Copy)]
 enum RankDoing {
-    Computing { what: MarkOf, since: f64 },
-    Awaiting { exchange: usize, axis: Axis, since: f64, target: Option<usize> },
+    Computing {
+        what: MarkOf,
+        since: f64,
+    },
+    Awaiting {
+        exchange: usize,
+        axis: Axis,
+        since: f64,
+        target: Option<usize>,
+    },
+    /// Waits for the weights of a range.
+    Served {
+        range: usize,
+        instr: usize,
+        since: f64,
+    },
     Nothing,
 }
 
@@ -213,6 +245,8 @@ struct HostClock {
 struct GroupClock {
     arrived: usize,
     op: Option<GroupOp>,
+    /// How much of a core its collective takes of each rank.
+    core_share: f64,
     /// When it was last done with something.
     met: f64,
 }
@@ -237,6 +271,14 @@ enum TickOf {
     Group(usize),
     /// A message that a rank waits for is there.
     Message(usize),
+    /// A letter is at its server.
+    Letter(usize, ServerLetter),
+    /// A server is done with a letter.
+    Served(usize),
+    /// Weights have come.
+    Weights { rank: usize, range: usize },
+    /// Something else takes a share of a core of a host, or gives it back.
+    Background { host: usize, share: f64 },
 }
 
 impl PartialEq for Tick {
@@ -270,7 +312,11 @@ impl<'a> Clock<'a> {
                 true => vec![0.0; scene.scores[place.score].meetings.len()],
                 false => Vec::new(),
             },
+            came: vec![false; scene.scores[place.score].served.len()],
         };
+        let served = scene.ranks.first().map_or(&[][..], |place| &scene.scores[place.score].served[..]);
+        let n_servers = served.iter().map(|part| part.server + 1).max().unwrap_or(0);
+        let range = |_| RangeState { pushed: vec![0; scene.ranks.len()], ..RangeState::default() };
         let host = |_| HostClock {
             busy: Vec::new(),
             threads: 0.0,
@@ -294,6 +340,9 @@ impl<'a> Clock<'a> {
             lines: vec![0.0; places.iter().map(|place| place.line + 1).max().unwrap_or(0)],
             stale: Vec::new(),
             costs: BTreeMap::new(),
+            servers: (0..n_servers).map(|_| ServerState::default()).collect(),
+            ranges: served.iter().map(range).collect(),
+            server_lines: vec![(0.0, 0.0); if served.is_empty() { 0 } else { n_hosts + n }],
             seen: ClockSeen {
                 ends: vec![Vec::new(); n],
                 computed: vec![0.0; n],
@@ -321,6 +370,19 @@ impl<'a> Clock<'a> {
             }
             TickOf::Group(group) => self.group_is_done(group),
             TickOf::Message(rank) => self.wake(rank),
+            TickOf::Letter(server, letter) => {
+                self.letter_came(server, letter);
+                Ok(())
+            }
+            TickOf::Served(server) => {
+                self.served_letter(server);
+                Ok(())
+            }
+            TickOf::Weights { rank, range } => self.weights_came(rank, range),
+            TickOf::Background { host, share } => {
+                self.background(host, share);
+                Ok(())
+            }
         }
     }
 
@@ -333,6 +395,7 @@ impl<'a> Clock<'a> {
                 self.seen.ends[rank].push(self.now);
                 self.ranks[rank].run += 1;
                 if self.ranks[rank].run >= self.scene.runs {
+                    self.left_servers();
                     return Ok(());
                 }
                 self.ranks[rank].at = 0;
@@ -365,6 +428,13 @@ impl<'a> Clock<'a> {
                             }
                             self.send(channel, *bytes);
                         }
+                    }
+                }
+                Act::Push(range) => self.post_to_server(rank, range, true),
+                Act::Pull(range) => self.post_to_server(rank, range, false),
+                Act::Await { range, instr } => {
+                    if !self.want_weights(rank, range, instr) {
+                        return Ok(());
                     }
                 }
                 Act::Wait(exchange) => {

@@ -14,14 +14,20 @@
 //! A host has one link. If eight of its ranks are in eight groups along one axis, they exchange at the same time, and each has
 //! an eighth of it. This is a fixed share: a group does not get more when the others happen to be done.
 //!
+//! # Codes
+//! A sum that travels coded takes the rounds of its codec, and the time in which the exchanging thread codes (`coding`). In shared memory nothing is
+//! coded; in two levels only what goes between hosts is.
+//!
 //! # Memory
 //! In shared memory an exchange is as long as its traffic: what a rank reads and writes of its own and of others' memory. An
 //! all-reduce of `S` bytes reads and writes `S` each; the others are compared with the all-reduce that has the same traffic,
 //! which is what was measured.
 
 use polyreme_collective::links::choose::{Algorithm, Costs, FrameOp, choose, estimate};
+use polyreme_graph::WireCodec;
 
 use crate::cluster::{BetweenSpec, Cluster, InsideBy, InsideSpec};
+use crate::coding::{CodedOp, times_of};
 
 /// How the ranks of a group are connected.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -55,6 +61,8 @@ pub(crate) struct ExchangeCost {
     pub(crate) link_bytes: f64,
     /// Bytes that pass the memory of a host.
     pub(crate) memory_bytes: f64,
+    /// How much of a core it takes of each rank meanwhile.
+    pub(crate) core_share: f64,
 }
 
 /// A collective of a program: its kind on the wire, its bytes, and whether its memory is one that other processes see.
@@ -63,6 +71,16 @@ pub(crate) struct GroupOp {
     pub(crate) op: FrameOp,
     pub(crate) bytes: f64,
     pub(crate) visible: bool,
+    /// How it travels between ranks that do not share memory, if not as it is; `bytes` are then those on the wire.
+    pub(crate) coded: Option<CodedOp>,
+}
+
+impl GroupOp {
+    /// The same as it is, not coded.
+    fn plain(self) -> GroupOp {
+        let bytes = self.coded.map_or(self.bytes, |coded| coded.numbers * size_of::<f32>() as f64);
+        GroupOp { bytes, coded: None, ..self }
+    }
 }
 
 /// What a message costs.
@@ -116,20 +134,21 @@ impl GroupWay {
     /// What a collective of `ranks` ranks costs on hosts of so many cores.
     pub(crate) fn cost(&self, inside: &InsideSpec, ranks: usize, cores: usize, op: GroupOp) -> ExchangeCost {
         match self {
-            GroupWay::Memory => in_memory(inside, ranks, cores, op),
+            GroupWay::Memory => in_memory(inside, ranks, cores, op.plain()),
             GroupWay::Links(way) => over_links(inside, way, ranks, op),
             GroupWay::Levels { hosts, way } => {
+                let inner = op.plain();
                 let per_host = ranks.div_ceil(*hosts);
                 let level = |op: FrameOp, bytes: f64| {
-                    in_memory(inside, per_host, cores, GroupOp { op, bytes, visible: false })
+                    in_memory(inside, per_host, cores, GroupOp { op, bytes, visible: false, coded: None })
                 };
                 let (first, last) = match op.op {
                     FrameOp::AllReduce => {
-                        (level(FrameOp::AllReduce, op.bytes), level(FrameOp::Broadcast, op.bytes))
+                        (level(FrameOp::AllReduce, inner.bytes), level(FrameOp::Broadcast, inner.bytes))
                     }
                     FrameOp::ReduceScatter => {
-                        let own = op.bytes / *hosts as f64;
-                        (level(FrameOp::AllReduce, op.bytes), level(FrameOp::Broadcast, own))
+                        let own = inner.bytes / *hosts as f64;
+                        (level(FrameOp::AllReduce, inner.bytes), level(FrameOp::Broadcast, own))
                     }
                     FrameOp::AllGather => {
                         let own = op.bytes / *hosts as f64;
@@ -154,6 +173,7 @@ impl GroupWay {
                     us: first.us + between.us + last.us,
                     link_bytes: between.link_bytes,
                     memory_bytes: first.memory_bytes + last.memory_bytes,
+                    core_share: between.core_share,
                 }
             }
         }
@@ -162,14 +182,6 @@ impl GroupWay {
     /// Whether exchanges go on while ranks compute.
     pub(crate) fn in_background(&self) -> bool {
         !matches!(self, GroupWay::Memory)
-    }
-
-    /// How much of a core each rank's exchange takes while it is under way.
-    pub(crate) fn core_share(&self) -> f64 {
-        match self {
-            GroupWay::Memory => 0.0,
-            GroupWay::Links(way) | GroupWay::Levels { way, .. } => way.core_share,
-        }
     }
 }
 
@@ -198,10 +210,41 @@ fn in_memory(inside: &InsideSpec, ranks: usize, cores: usize, op: GroupOp) -> Ex
         Some(points) => inside.meet_us.max(at_bytes(points, each * passes / 2.0)),
         None => 2.0 * inside.meet_us + each * passes / inside.bytes_per_us,
     };
-    ExchangeCost { us: us * crowd, link_bytes: 0.0, memory_bytes: each * passes * ranks as f64 }
+    let memory_bytes = each * passes * ranks as f64;
+    ExchangeCost { us: us * crowd, link_bytes: 0.0, memory_bytes, core_share: 0.0 }
 }
 
 fn over_links(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp) -> ExchangeCost {
+    match op.coded {
+        None => as_it_is(inside, way, ranks, op),
+        Some(coded) => in_codes(inside, way, ranks, op, &coded),
+    }
+}
+
+/// The rounds of a coded sum, and the coding, one after the other. A rank codes on a core of its own, and sockets take their share of one.
+fn in_codes(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp, coded: &CodedOp) -> ExchangeCost {
+    let scattered = op.op == FrameOp::ReduceScatter;
+    let rounds: &[(FrameOp, f64)] = match (coded.codec, scattered) {
+        (WireCodec::Blocks(_), true) => &[(FrameOp::AllToAll, op.bytes)],
+        (WireCodec::Blocks(_), false) => &[(FrameOp::AllToAll, op.bytes), (FrameOp::AllGather, op.bytes)],
+        (WireCodec::LowRank { .. }, _) => &coded.messages.map(|bytes| (FrameOp::AllReduce, bytes)),
+    };
+    let mut sum = ExchangeCost::default();
+    for &(op, bytes) in rounds {
+        let cost = as_it_is(inside, way, ranks, GroupOp { op, bytes, visible: false, coded: None });
+        sum.us += cost.us;
+        sum.link_bytes += cost.link_bytes;
+        sum.memory_bytes += cost.memory_bytes;
+    }
+    let links = inside.measured.as_ref().map(|calibration| &calibration.links);
+    let coding_us = coded.core_us(&times_of(coded.codec, links), ranks, scattered);
+    let busy_us = sum.us * way.core_share + coding_us;
+    sum.us += coding_us;
+    sum.core_share = if sum.us > 0.0 { busy_us / sum.us } else { 0.0 };
+    sum
+}
+
+fn as_it_is(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp) -> ExchangeCost {
     let bytes = op.bytes as usize;
     let algorithm = choose(op.op, bytes, ranks, &way.costs).algorithm;
     let effort = estimate(op.op, algorithm, bytes, ranks);
@@ -228,6 +271,7 @@ fn over_links(inside: &InsideSpec, way: &LinkWay, ranks: usize, op: GroupOp) -> 
         us: us * factor,
         link_bytes: effort.sent_bytes * link,
         memory_bytes: effort.sent_bytes * memory,
+        core_share: way.core_share,
     }
 }
 

@@ -47,7 +47,7 @@
 //!
 //! # Layout
 //! - [`cluster`]: hosts and links, and the file that describes them. [`calibration`]: what was measured on a machine.
-//! - [`work`]: what nodes and instructions do. [`speed`]: how long that takes on a host. `exchange`: what exchanges cost.
+//! - [`work`]: what nodes and instructions do. [`speed`]: how long that takes on a host. `exchange`: what exchanges cost, [`coding`]: those that travel coded.
 //! - [`fleet`]: the programs of all ranks. `score`: a program with times. `clock`: virtual time.
 //! - [`mod@simulate`]: all of it together. [`report`]: what was found. `timeline`: what traced ranks did.
 //! - [`search`]: which plan is the best. [`goodput`]: what losses of hosts leave of a run's time.
@@ -57,6 +57,7 @@
 pub mod calibration;
 mod clock;
 pub mod cluster;
+pub mod coding;
 mod exchange;
 pub mod fleet;
 pub mod goodput;

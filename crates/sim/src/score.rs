@@ -8,11 +8,12 @@
 use std::ops::Range;
 
 use polyreme_collective::links::choose::FrameOp;
-use polyreme_graph::{Axis, Collective, Instr, Program, Region};
+use polyreme_graph::{Axis, Collective, DType, Instr, Program, Region, ServedRange};
 
+use crate::coding::CodedOp;
 use crate::exchange::GroupOp;
 use crate::speed::{HostSpeed, Took};
-use crate::work::{exchanged_bytes, of_instr, of_node};
+use crate::work::{Work, WorkKind, exchanged_bytes, of_instr, of_node, update};
 
 /// One thing that a rank does.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,6 +24,25 @@ pub(crate) enum Act {
     Start(usize),
     /// Waits for it.
     Wait(usize),
+    /// Posts the gradient of a range to its server.
+    Push(usize),
+    /// Asks for its weights.
+    Pull(usize),
+    /// Waits for them, by this instruction.
+    Await { range: usize, instr: usize },
+}
+
+/// A range of a parameter server, and what it costs one core of this host to work on it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct ServedPart {
+    pub(crate) server: usize,
+    pub(crate) bytes: f64,
+    /// To copy it: out of a letter, or into one.
+    pub(crate) copy_us: f64,
+    /// To add another gradient.
+    pub(crate) add_us: f64,
+    /// To update it.
+    pub(crate) update_us: f64,
 }
 
 /// What happens in an exchange.
@@ -77,6 +97,8 @@ pub(crate) struct Score {
     pub(crate) parts: Vec<StretchPart>,
     /// By exchange of the program: its axis and what happens.
     pub(crate) meetings: Vec<(Axis, Meeting)>,
+    /// The ranges of parameter servers.
+    pub(crate) served: Vec<ServedPart>,
     /// By axis: the collectives of a step in the order in which the rank begins them, by exchange.
     pub(crate) order: [Vec<usize>; 4],
 }
@@ -90,6 +112,7 @@ impl Score {
             stretches: Vec::new(),
             parts: Vec::new(),
             meetings: (0..program.exchanges.len()).map(|n| meeting(program, n)).collect(),
+            served: served_parts(program, speed, cores),
             order: Default::default(),
         };
         for (at, instr) in program.instrs.iter().enumerate() {
@@ -109,6 +132,16 @@ impl Score {
                         score.compute(what, node_times[of.body][node]);
                     }
                 }
+                Instr::Pull(range) => score.acts.push(Act::Pull(*range)),
+                // A gradient is written into a letter, and weights are read out of one.
+                Instr::Push(range) => {
+                    score.instr(program, at, speed, threads, cores);
+                    score.acts.push(Act::Push(*range));
+                }
+                Instr::Await(range) => {
+                    score.acts.push(Act::Await { range: *range, instr: at });
+                    score.instr(program, at, speed, threads, cores);
+                }
                 Instr::Begin(_)
                 | Instr::Load { .. }
                 | Instr::Count { .. }
@@ -120,9 +153,6 @@ impl Score {
                 | Instr::Subtract { .. }
                 | Instr::DivideByWeight(_)
                 | Instr::Divide { .. }
-                | Instr::Push(_)
-                | Instr::Pull(_)
-                | Instr::Await(_)
                 | Instr::Judge(_)
                 | Instr::JudgeOwn(_)
                 | Instr::JudgeSteps(_)
@@ -137,16 +167,19 @@ impl Score {
                 | Instr::PutBack { .. }
                 | Instr::ReadParams(_)
                 | Instr::NextStep
-                | Instr::Follow { .. } => {
-                    let mut took = Took::default();
-                    for work in of_instr(program, instr) {
-                        took += speed.took(&work, threads, cores);
-                    }
-                    score.compute(PartOf::Instr(at), took);
-                }
+                | Instr::Follow { .. } => score.instr(program, at, speed, threads, cores),
             }
         }
         score
+    }
+
+    /// What an instruction computes.
+    fn instr(&mut self, program: &Program, at: usize, speed: &HostSpeed, threads: usize, cores: usize) {
+        let mut took = Took::default();
+        for work in of_instr(program, &program.instrs[at]) {
+            took += speed.took(&work, threads, cores);
+        }
+        self.compute(PartOf::Instr(at), took);
     }
 
     /// Adds to the stretch that the score ends with, or begins one.
@@ -178,6 +211,22 @@ impl Score {
     }
 }
 
+fn served_parts(program: &Program, speed: &HostSpeed, cores: usize) -> Vec<ServedPart> {
+    let us = |work: &Work| speed.took(&work.joined(), 1, cores).alone_us;
+    let part = |served: &ServedRange| {
+        let bytes = (served.params.len() * DType::F32.bytes()) as f64;
+        let update = program.optimizer.map(|rule| update(rule, program.moments, served.params.len()));
+        ServedPart {
+            server: served.server,
+            bytes,
+            copy_us: us(&Work::pass(WorkKind::Copy, 2.0 * bytes)),
+            add_us: us(&Work::pass(WorkKind::Add, 3.0 * bytes)),
+            update_us: update.map_or(0.0, |work| us(&work)),
+        }
+    };
+    program.served.iter().map(part).collect()
+}
+
 fn node_times(program: &Program, speed: &HostSpeed, threads: usize, cores: usize) -> Vec<Vec<Took>> {
     let of_body = |body: &std::sync::Arc<polyreme_graph::Body>| {
         let of_node = |node: usize| {
@@ -204,8 +253,9 @@ pub(crate) fn meeting(program: &Program, number: usize) -> (Axis, Meeting) {
         | Region::Buffer(..)
         | Region::Value { .. } => false,
     };
+    let coded = exchange.coding.as_ref().map(|coding| CodedOp::new(coding, program.len_of(&exchange.of)));
     let group = |op: FrameOp, at_wait: bool| Meeting::Group {
-        op: GroupOp { op, bytes, visible },
+        op: GroupOp { op, bytes, visible, coded },
         number: 0,
         at_wait,
     };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use polyreme_graph::{Axis, Instr};
 use thiserror::Error;
 
-use crate::clock::{self, ChannelPlace, ClockError, ClockSeen, GroupPlace, RankPlace, Scene};
+use crate::clock::{self, ChannelPlace, ClockError, ClockSeen, GroupPlace, RankPlace, Scene, ServerOrder};
 use crate::cluster::Cluster;
 use crate::exchange::{GroupWay, way_of};
 use crate::fleet::Fleet;
@@ -29,14 +29,26 @@ pub struct SimSettings {
     pub runs: usize,
     /// The ranks of which a timeline is made.
     pub traced: Range<usize>,
+    /// With parameter servers that apply gradients as they come: how far ranks may run ahead of the slowest, if that is bounded.
+    pub staleness: Option<usize>,
 }
 
 impl Default for SimSettings {
     /// One rank of one thread on each host.
     fn default() -> SimSettings {
-        SimSettings { ranks_per_host: 1, threads: 1, contention: true, runs: 2, traced: 0..0 }
+        SimSettings {
+            ranks_per_host: 1,
+            threads: 1,
+            contention: true,
+            runs: 2,
+            traced: 0..0,
+            staleness: None,
+        }
     }
 }
+
+/// How many blocks each rank does where no rank waits for another: their rates are those of the second half.
+const FREE_RUNS: usize = 12;
 
 /// Why something cannot be simulated.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -98,6 +110,11 @@ pub fn simulate(fleet: &Fleet, cluster: &Cluster, settings: &SimSettings) -> Res
         group.members.iter().for_each(|&rank| places[rank].groups[group.axis as usize] = Some(number));
     }
     let channels = channels(fleet, &mut places, &scores.scores, &sharing);
+    let is_free = fleet.plan.is_free();
+    let order = match is_free {
+        true => ServerOrder::Free { staleness: settings.staleness },
+        false => ServerOrder::Lockstep,
+    };
     let scene = Scene {
         cluster,
         scores: &scores.scores,
@@ -105,7 +122,9 @@ pub fn simulate(fleet: &Fleet, cluster: &Cluster, settings: &SimSettings) -> Res
         groups,
         ways,
         contention: settings.contention,
-        runs: settings.runs.max(1),
+        // Ranks that do not wait for each other are slow and fast for some blocks, before that shows.
+        runs: settings.runs.max(if is_free { FREE_RUNS } else { 1 }),
+        order,
         traced: settings.traced.start.min(ranks)..settings.traced.end.min(ranks),
     };
     let seen = clock::run(&scene, &channels).map_err(|error| match error {
@@ -236,8 +255,20 @@ fn report(fleet: &Fleet, cluster: &Cluster, scene: &Scene, seen: &ClockSeen) -> 
         1 => last(0),
         n => (last(n - 1) - last(0)) / (runs - 1.0),
     };
-    let step_us = run_us / per_run;
+    // A step is a block of one rank, where ranks do not do every step together: in the time of one, each of them does one.
+    let is_free = fleet.plan.is_free();
+    let rate = |ends: &Vec<f64>| {
+        let (half, last) = (scene.runs / 2, scene.runs - 1);
+        (last - half) as f64 / (ends[last] - ends[half]).max(f64::MIN_POSITIVE)
+    };
+    let step_us = match is_free {
+        true => 1.0 / seen.ends.iter().map(rate).sum::<f64>(),
+        false => run_us / per_run,
+    };
+    // What ranks and hosts did in the time in which each rank does one.
+    let round_us = if is_free { step_us * scene.ranks.len() as f64 } else { step_us };
     let steps = runs * per_run;
+    let all_steps = if is_free { steps * scene.ranks.len() as f64 } else { steps };
     let rank_use = |rank: usize| RankUse {
         host: scene.ranks[rank].host,
         places: Axis::ALL.map(|axis| fleet.mesh.place(rank, axis)),
@@ -248,12 +279,12 @@ fn report(fleet: &Fleet, cluster: &Cluster, scene: &Scene, seen: &ClockSeen) -> 
     };
     let ranks: Vec<RankUse> = (0..scene.ranks.len()).map(rank_use).collect();
     let host_use = |host: usize| HostUse {
-        link_bytes: seen.link_bytes[host].map(|bytes| bytes / steps),
-        exchanged_bytes: seen.memory_bytes[host] / steps,
+        link_bytes: seen.link_bytes[host].map(|bytes| bytes / all_steps),
+        exchanged_bytes: seen.memory_bytes[host] / all_steps,
         memory_bytes: ranks.iter().filter(|rank| rank.host == host).map(|rank| rank.memory_bytes).sum(),
     };
     let used = ranks.iter().map(|rank| rank.host + 1).max().unwrap_or(0).min(cluster.hosts.len());
-    let share = |us: f64| if step_us > 0.0 { us / (step_us * ranks.len() as f64) } else { 0.0 };
+    let share = |us: f64| if round_us > 0.0 { us / (round_us * ranks.len() as f64) } else { 0.0 };
     let timeline = scene.traced.clone().enumerate().map(|(k, rank)| {
         let score = &scene.scores[scene.ranks[rank].score];
         RankTimeline { rank, moments: moments(&fleet.program(rank).program, score, &seen.marks[k]) }

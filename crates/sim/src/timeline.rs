@@ -32,6 +32,9 @@ pub(crate) fn moments(program: &Program, score: &Score, marks: &[Mark]) -> Vec<M
             MarkOf::Wait(number) => {
                 moments.extend(label(slots.waits[number]).map(|label| moment(label, mark.from, mark.to)));
             }
+            MarkOf::Served(instr) => {
+                moments.extend(label(instr).map(|label| moment(label, mark.from, mark.to)));
+            }
             MarkOf::Copy(number) => {
                 moments.extend(label(slots.starts[number]).map(|label| moment(label, mark.from, mark.to)));
             }

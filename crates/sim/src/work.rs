@@ -347,8 +347,11 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
         }
         // Parameters and velocity are read and written, and where they came from is read.
         Instr::Outer { from, .. } => vec![Work::pass(WorkKind::Add, 5.0 * bytes(from))],
-        // Nothing here knows how fast servers are: jobs with servers are not planned.
-        Instr::Push(_) | Instr::Pull(_) | Instr::Await(_) => Vec::new(),
+        // Into letters, and out of them.
+        Instr::Push(range) | Instr::Await(range) => {
+            copy((2 * program.served[*range].params.len() * DType::F32.bytes()) as f64)
+        }
+        Instr::Pull(_) => Vec::new(),
         Instr::ReadParams(_) | Instr::NextStep => Vec::new(),
         Instr::Follow { .. } => {
             let numel = program.graph().param_numel();
@@ -358,7 +361,7 @@ fn instr_passes(program: &Program, instr: &Instr) -> Vec<Work> {
 }
 
 /// The update of so many parameters.
-fn update(optimizer: Optimizer, moments: DType, numel: usize) -> Work {
+pub(crate) fn update(optimizer: Optimizer, moments: DType, numel: usize) -> Work {
     let kind = match optimizer {
         Optimizer::Sgd { .. } => WorkKind::UpdateSgd,
         Optimizer::Adam(_) | Optimizer::AdamW(_) => WorkKind::UpdateAdam,

@@ -40,7 +40,13 @@ fn prepared(preparation: &Preparation) -> Value {
     let sample = match &preparation.sample {
         Sample::Image { channels, height, width } => json!({ "image": [channels, height, width] }),
         Sample::Row { width } => json!({ "row": width }),
-        Sample::Mixed { numbers, ids } => json!({ "row": numbers, "ids": ids }),
+        Sample::Mixed { numbers, ids, texts } => {
+            let mut sample = json!({ "row": numbers, "ids": ids });
+            if !texts.is_empty() {
+                sample["texts"] = json!(texts);
+            }
+            sample
+        }
         Sample::Ids { time, vocab } => json!({ "tokens": time, "vocab": vocab }),
         Sample::Texts { times, vocab, padding } => {
             json!({ "texts": times, "vocab": vocab, "padding": padding })

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use polyreme_data::table::{Columns, TableSchema};
-use polyreme_data::{Features, Layout, Spec, Stats, Target};
+use polyreme_data::{Features, Layout, Spec, Stats, Target, TextIds};
 use serde::{Deserialize, Serialize};
 
 /// How samples are prepared for a model.
@@ -78,12 +78,15 @@ pub enum Sample {
         /// How many.
         width: usize,
     },
-    /// Numbers, followed by ids of categories.
+    /// Numbers, followed by ids of categories and of the words of texts.
     Mixed {
         /// How many numbers.
         numbers: usize,
         /// For each category how many ids there are.
         ids: Vec<usize>,
+        /// The ids of each text.
+        #[serde(default)]
+        texts: Vec<TextIds>,
     },
     /// Token ids.
     Ids {
@@ -109,7 +112,9 @@ impl Preparation {
         let sample = match &spec.features {
             &Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
             &Features::Row { width } => Sample::Row { width },
-            Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids: ids.clone() },
+            Features::Mixed { numbers, ids, texts } => {
+                Sample::Mixed { numbers: *numbers, ids: ids.clone(), texts: texts.clone() }
+            }
             &Features::Ids { time, vocab } => Sample::Ids { time, vocab },
             Features::Texts { times, vocab, padding } => {
                 Sample::Texts { times: times.clone(), vocab: *vocab, padding: *padding }
@@ -229,7 +234,9 @@ impl Preparation {
         let features = match &self.sample {
             &Sample::Image { channels, height, width } => Features::Image { channels, height, width, layout },
             &Sample::Row { width } => Features::Row { width },
-            Sample::Mixed { numbers, ids } => Features::Mixed { numbers: *numbers, ids: ids.clone() },
+            Sample::Mixed { numbers, ids, texts } => {
+                Features::Mixed { numbers: *numbers, ids: ids.clone(), texts: texts.clone() }
+            }
             &Sample::Ids { time, vocab } => Features::Ids { time, vocab },
             Sample::Texts { times, vocab, padding } => {
                 Features::Texts { times: times.clone(), vocab: *vocab, padding: *padding }

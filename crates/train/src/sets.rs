@@ -22,6 +22,7 @@ use polyreme_data::{
     DataError, Dataset, Features, Joined, LabelKind, Layout, Spec, Synthetic, Target, Text, Tokenizer, split,
 };
 use polyreme_exec::Isa;
+use polyreme_nn::Model;
 
 use crate::error::TrainError;
 use crate::fingerprint::{IMAGES, Origin, ToldFile};
@@ -443,6 +444,8 @@ fn table_options(job: &Job, source: &Source) -> Option<TableOptions> {
         // Who says how many classes there are knows that there are classes.
         surely_classes: !job.model.from_data.iter().any(|size| size == "classes"),
         choice: choice.clone(),
+        // For other models what looks like a text is left out.
+        finds_texts: matches!(job.model.model, Model::Mlp(_) | Model::Tabular(_)),
         ..TableOptions::default()
     })
 }

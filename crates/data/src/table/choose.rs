@@ -21,6 +21,8 @@ pub struct ColumnChoice {
     pub ignore: Vec<String>,
     /// Patterns of columns that are categories, even if they look like numbers.
     pub categories: Vec<String>,
+    /// Patterns of columns that are texts beside others, whatever they look like.
+    pub texts: Vec<String>,
     /// What stands for a blank; empty: [`BLANKS`].
     pub blanks: Vec<String>,
     /// Up to how many different values a category is one-hot.
@@ -36,6 +38,7 @@ impl Default for ColumnChoice {
             columns: none(),
             ignore: none(),
             categories: none(),
+            texts: none(),
             blanks: none(),
             one_hot: ONE_HOT,
             text: TextChoice::default(),
@@ -47,6 +50,11 @@ impl ColumnChoice {
     /// Whether a column is said to be a category.
     pub(super) fn is_category(&self, name: &str) -> bool {
         self.categories.iter().any(|pattern| matches(pattern, name))
+    }
+
+    /// Whether a column is said to be a text beside others.
+    pub(super) fn is_text(&self, name: &str) -> bool {
+        self.texts.iter().any(|pattern| matches(pattern, name))
     }
 
     /// Whether a column is asked for by its own name.
@@ -72,9 +80,12 @@ impl ColumnChoice {
 
     /// The fields of the features among columns of these names, in the order of the file; `labels` are none.
     pub(super) fn features(&self, names: &[String], labels: &[usize]) -> Result<Vec<usize>, String> {
-        for (key, patterns) in
-            [("columns", &self.columns), ("ignore", &self.ignore), ("categories", &self.categories)]
-        {
+        for (key, patterns) in [
+            ("columns", &self.columns),
+            ("ignore", &self.ignore),
+            ("categories", &self.categories),
+            ("texts", &self.texts),
+        ] {
             let fits = |pattern: &String| names.iter().any(|name| matches(pattern, name));
             if let Some(pattern) = patterns.iter().find(|pattern| !fits(pattern)) {
                 let shown = names.iter().take(20).map(|name| format!("{name:?}")).collect::<Vec<_>>();
@@ -91,6 +102,13 @@ impl ColumnChoice {
         let features: Vec<usize> = (0..names.len()).filter(chosen).collect();
         if features.is_empty() {
             return Err("no column is left to learn from; change `data.columns` or `data.ignore`".into());
+        }
+        let both = |field: &&usize| self.is_category(&names[**field]) && self.is_text(&names[**field]);
+        if let Some(&field) = features.iter().find(both) {
+            return Err(format!(
+                "column {:?} is in `data.categories` and in `data.texts`; leave it in one of the two",
+                names[field]
+            ));
         }
         let mut seen = HashSet::new();
         if let Some(&twice) = features.iter().find(|field| !seen.insert(&names[**field])) {
@@ -136,6 +154,10 @@ mod tests {
         );
         check(&[], &["z*"], Err("`data.ignore` has \"z*\""));
         check(&["id"], &["id"], Err("no column is left"));
+        let both =
+            ColumnChoice { categories: names(&["city"]), texts: names(&["c*"]), ..ColumnChoice::default() };
+        let said = both.features(&has, &[4]).unwrap_err();
+        assert!(said.contains("\"city\" is in `data.categories` and in `data.texts`"), "{said}");
         let twice = ColumnChoice::default().features(&names(&["a", "b", "a", "y"]), &[3]).unwrap_err();
         assert!(twice.contains("column \"a\" occurs twice"), "{twice}");
         let without = ColumnChoice { ignore: names(&["a"]), ..ColumnChoice::default() };

@@ -7,13 +7,14 @@ use super::date::Moment;
 use super::schema::{ColumnRule, Reading, TableSchema};
 use super::survey::boolean;
 use super::text::Row;
+use super::words::{FIRST, NO_WORD, UNKNOWN, each_word};
 use crate::error::DataError;
 
 /// Reads rows of one file by a schema; several threads may.
 #[derive(Debug)]
 pub(super) struct RowEncoder {
-    choice: ColumnChoice,
-    /// Columns that become numbers, and then those that become ids.
+    choice: Box<ColumnChoice>,
+    /// Columns that become numbers, then those that become ids, and then texts.
     columns: Vec<EncodedColumn>,
 }
 
@@ -21,9 +22,9 @@ pub(super) struct RowEncoder {
 struct EncodedColumn {
     rule: ColumnRule,
     field: usize,
-    /// The place of each value of a category.
+    /// The place of each value of a category, and of each word of a text.
     places: HashMap<Box<[u8]>, usize, foldhash::fast::RandomState>,
-    /// Whether a category was words.
+    /// Whether a category or a text was words.
     was_words: bool,
 }
 
@@ -47,16 +48,20 @@ impl RowEncoder {
     pub(super) fn new(schema: &TableSchema, fields: &[usize]) -> RowEncoder {
         let column = |(rule, &field): (&ColumnRule, &usize)| {
             let values: &[String] = match &rule.reading {
-                Reading::Category { values, .. } => values,
+                Reading::Category { values, .. } | Reading::Text { words: values, .. } => values,
                 Reading::Number { .. } | Reading::Boolean { .. } | Reading::Date { .. } => &[],
             };
             let places = values.iter().enumerate().map(|(i, value)| (value.as_bytes().into(), i)).collect();
-            let was_words = !values.is_empty() && values.iter().all(|value| value.parse::<f64>().is_err());
+            let is_word = |value: &String| value.parse::<f64>().is_err();
+            let was_words = match &rule.reading {
+                Reading::Text { .. } => values.iter().any(is_word),
+                _ => !values.is_empty() && values.iter().all(is_word),
+            };
             EncodedColumn { rule: rule.clone(), field, places, was_words }
         };
         let mut columns: Vec<_> = schema.rules.iter().zip(fields).map(column).collect();
-        columns.sort_by_key(|column| column.rule.n_ids().is_some());
-        RowEncoder { choice: schema.choice(), columns }
+        columns.sort_by_key(|column| (column.rule.text_ids().is_some(), column.rule.n_ids().is_some()));
+        RowEncoder { choice: Box::new(schema.choice()), columns }
     }
 
     /// What is counted of each column, before any row.
@@ -80,15 +85,20 @@ impl RowEncoder {
 
     /// An error if a column that was words has nothing but numbers now.
     pub(super) fn finish(&self, counts: &[WordCounts]) -> Result<(), String> {
-        let pairs = self.columns.iter().zip(counts);
-        for (column, _) in pairs.filter(|(c, n)| c.was_words && n.numbers > 0 && n.others == 0) {
-            let Reading::Category { values, .. } = &column.rule.reading else { continue };
-            return Err(format!(
-                "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
-                column.rule.name, values[0]
-            ));
-        }
-        Ok(())
+        let mut pairs = self.columns.iter().zip(counts);
+        let Some((column, _)) = pairs.find(|(c, n)| c.was_words && n.numbers > 0 && n.others == 0) else {
+            return Ok(());
+        };
+        let word = match &column.rule.reading {
+            Reading::Category { values, .. } => values.first(),
+            Reading::Text { words, .. } => words.iter().find(|word| word.parse::<f64>().is_err()),
+            Reading::Number { .. } | Reading::Boolean { .. } | Reading::Date { .. } => None,
+        };
+        Err(format!(
+            "column {:?} has only numbers, but in training it had words such as {:?}; is it another column of the same name?",
+            column.rule.name,
+            word.map_or("", String::as_str)
+        ))
     }
 }
 
@@ -150,6 +160,25 @@ impl EncodedColumn {
                     None if blank && rule.blanks => to[start + values.len()] = 1.0,
                     None => {}
                 }
+                return Ok(());
+            }
+            Reading::Text { others, length, .. } => {
+                if let Some(counts) = counts.filter(|_| self.was_words && !blank) {
+                    match row.plain_number(field).is_some() {
+                        true => counts.numbers += 1,
+                        false => counts.others += 1,
+                    }
+                }
+                let end = to.len() + length;
+                if !blank {
+                    each_word(text, |word| {
+                        let known = self.places.get(word.as_bytes()).map(|place| place + FIRST);
+                        if let Some(id) = known.or(others.then_some(UNKNOWN)).filter(|_| to.len() < end) {
+                            to.push(id as f32);
+                        }
+                    });
+                }
+                to.resize(end, NO_WORD as f32);
                 return Ok(());
             }
         }

@@ -106,7 +106,7 @@ fn many_categories_are_ids() {
     let content = "town,kind,y\n".to_string() + &(0..120).map(row).collect::<String>() + "alone,k0,1\n";
     let path = folder.file("t.csv", &content);
     let table = Table::open(&path, &options("y")).unwrap();
-    let features = Features::Mixed { numbers: 3, ids: vec![42] };
+    let features = Features::Mixed { numbers: 3, ids: vec![42], texts: Vec::new() };
     assert_eq!(table.spec().features, features);
     let schema = table.schema().unwrap().clone();
     assert!(schema.lines()[0].contains("1 category (learnt vectors)"), "{:?}", schema.lines());
@@ -128,6 +128,88 @@ fn many_categories_are_ids() {
     check(&read, &[&[0.0, 0.0, 0.0, id_of_v3], &[0.0, 0.0, 1.0, 41.0], &[0.0, 0.0, 0.0, 0.0]]);
 }
 
+/// Texts are ids of their words, after all others; a word of one row shares its id with what is not known.
+#[test]
+fn texts_are_ids_of_words() {
+    let folder = Folder::new();
+    let row = |i: usize| {
+        let note = match i {
+            3 => String::new(),
+            5 => "Wet!".into(),
+            _ => format!(
+                "\"The {} was {}, and it was number-{i}.\"",
+                ["car", "boat"][i % 2],
+                ["old", "new"][i / 2 % 2]
+            ),
+        };
+        format!("{note},{i},town {},{}\n", i % 40, i % 2)
+    };
+    let content = "note,size,town,y\n".to_string() + &(0..80).map(row).collect::<String>();
+    let path = folder.file("t.csv", &content);
+    let table = Table::open(&path, &options("y")).unwrap();
+    // The, was, and, it; car, boat; old, new.
+    let texts = vec![crate::TextIds { ids: 10, length: 8 }];
+    assert_eq!(table.spec().features, Features::Mixed { numbers: 1, ids: vec![41], texts: texts.clone() });
+    let schema = table.schema().unwrap().clone();
+    let Reading::Text { words: known, .. } = &schema.rules[0].reading else { panic!("a text") };
+    assert_eq!(known[..4], words(&["and", "it", "the", "was"]));
+    let id = |word: &str| known.iter().position(|known| known == word).unwrap() as f32 + 2.0;
+    let ids = |i: usize| table.values[i * 10 + 2..][..8].to_vec();
+    let mut want = ["the", "boat", "was", "old", "and", "it", "was"].map(id).to_vec();
+    want.push(1.0);
+    assert_eq!((ids(1), ids(3)), (want, vec![0.0; 8]));
+    assert_eq!((ids(5)[..2].to_vec(), table.values[10]), (vec![1.0, 0.0], 1.0));
+    let lines = schema.lines();
+    assert!(
+        lines[0].starts_with("1 number, 1 category (learnt vectors), 1 text; 1 with blanks; 10 inputs"),
+        "{lines:?}"
+    );
+    assert!(lines[1].starts_with("\"note\" is a text of up to 8 words, of which 8 are known"), "{lines:?}");
+    let kept: TableSchema = serde_json::from_str(&serde_json::to_string(&*schema).unwrap()).unwrap();
+    assert_eq!(kept, *schema);
+    // In use: another order, words that are new, blanks, more words than there is room for.
+    let new = folder.file(
+        "new.csv",
+        "town,size,note\ntown 1,7,a BOAT\ntown 1,7,\ntown 1,7,car car car car car car car car boat\n",
+    );
+    let known = TableOptions {
+        columns: table.columns().clone(),
+        schema: Some(schema.clone()),
+        ..TableOptions::default()
+    };
+    let read = Table::features_only(&new, 10, &known).unwrap();
+    let town = table.values[11];
+    let row = |words: &[f32]| {
+        let mut row = vec![7.0, town];
+        row.extend(words);
+        row.resize(10, 0.0);
+        row
+    };
+    check(&read, &[&row(&[1.0, id("boat")]), &row(&[]), &row(&[id("car"); 8])]);
+    let numbers = folder.file("numbers.csv", "town,size,note\ntown 1,7,12\ntown 2,8,13\n");
+    let said = Table::features_only(&numbers, 10, &known).unwrap_err().to_string();
+    assert!(
+        said.contains("column \"note\" has only numbers") && said.contains("words such as \"and\""),
+        "{said}"
+    );
+
+    let learnt = |choice: ColumnChoice, finds_texts: bool| {
+        let options = TableOptions { choice, finds_texts, ..options("y") };
+        Table::open(&path, &options).unwrap().schema().unwrap().lines()
+    };
+    let lines = learnt(ColumnChoice::default(), false);
+    assert!(lines[1].contains("\"note\" is left out: it looks like a text (79 different"), "{lines:?}");
+    let short = ColumnChoice {
+        texts: words(&["note", "size"]),
+        text: TextChoice { length: Some(3), ..TextChoice::default() },
+        ..ColumnChoice::default()
+    };
+    // A column that is named is a text whatever it looks like; one without a word that occurs twice teaches nothing.
+    let lines = learnt(short, false);
+    assert!(lines[1].contains("\"note\" is a text of up to 3 words, of which 8"), "{lines:?}");
+    assert!(lines[2].contains("\"size\" is left out: it has no word that two rows have"), "{lines:?}");
+}
+
 #[test]
 fn what_looks_like_an_id_is_said() {
     let row = |i: usize| format!("{i},name {i},{},{}\n", i * i % 17, ["a", "b"][i % 2]);
@@ -138,7 +220,7 @@ fn what_looks_like_an_id_is_said() {
     assert_eq!(schema.names(), ["nr", "x"]);
     let lines = schema.lines();
     assert!(
-        lines[1].contains("\"name\" is left out: it looks like an id or free text (30 different"),
+        lines[1].contains("\"name\" is left out: it looks like an id or a name (30 different"),
         "{lines:?}"
     );
     assert!(lines[2].contains("\"nr\" counts the rows"), "{lines:?}");

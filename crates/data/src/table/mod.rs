@@ -29,6 +29,7 @@ mod stored;
 mod survey;
 mod text;
 mod texts;
+mod words;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +57,7 @@ pub use survey::{ColumnSurvey, ColumnType};
 use text::{FieldPlace, Heading, Row, Text};
 pub use texts::{LENGTH, TextChoice, TextColumns, WordPlace, choose_times};
 use texts::{TokenRows, list_of};
+pub use words::{VOCABULARY_MAX, WORDS_MAX};
 
 /// Options for reading a table.
 #[derive(Clone, PartialEq, Debug)]
@@ -78,6 +80,8 @@ pub struct TableOptions {
     pub surely_classes: bool,
     /// Which columns are read, and as what.
     pub choice: ColumnChoice,
+    /// Whether columns that look like texts are read as texts beside others.
+    pub finds_texts: bool,
     /// What was learnt of the columns in training; `None`: they are numbers, or it is learnt now.
     pub schema: Option<Arc<TableSchema>>,
     /// Columns that are texts: they are the features then, and no other column is.
@@ -103,6 +107,7 @@ impl Default for TableOptions {
             columns: Columns::default(),
             surely_classes: false,
             choice: ColumnChoice::default(),
+            finds_texts: true,
             schema: None,
             texts: None,
             files: None,

@@ -223,7 +223,7 @@ fn learn_together(
             share(members, file.teller, &mut seen)?;
         }
     }
-    let schema = TableSchema { unnamed: seen.unnamed, ..TableSchema::learn(&seen.surveys, &options.choice)? };
+    let schema = TableSchema { unnamed: seen.unnamed, ..TableSchema::learn(&seen.surveys, options)? };
     Ok((schema, rows))
 }
 
@@ -242,8 +242,9 @@ impl SeenColumns {
         let fields = fields.map_err(|why| text.error(0, 0, &why))?;
         if self.surveys.is_empty() {
             self.unnamed = (!heading.is_named()).then(|| (heading.width, labels.clone()));
-            let survey =
-                |&field: &usize| ColumnSurvey::new(&names[field], options.choice.is_category(&names[field]));
+            // Of numbers that are to be words, the values are looked at.
+            let of_words = |name: &str| options.choice.is_category(name) || options.choice.is_text(name);
+            let survey = |&field: &usize| ColumnSurvey::new(&names[field], of_words(&names[field]));
             self.surveys = fields.iter().map(survey).collect();
         }
         let keep =

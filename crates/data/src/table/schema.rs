@@ -10,9 +10,10 @@
 //! | date | the parts that vary, see [`DatePart`]; of a blank their means |
 //! | category of few values | a 0 or 1 for each value, and one for blank if there were blanks; all are 0 for a value that training did not have |
 //! | category of many values | an id: 0 for a value that training did not have or had once, then the values, then blank |
+//! | text | ids of its words, in as many places as the longest has, see `words` |
 //!
 //! A number, a date, a yes or no that was blank somewhere in training is followed by a 1 where it is blank and a 0 elsewhere.
-//! Ids come after all numbers, and the model learns a vector for each.
+//! Ids come after all numbers, those of texts last, and the model learns a vector for each. A blank text has no words.
 //!
 //! Means and categories are those of the training files as they are, before a part is split off for validation.
 
@@ -20,11 +21,13 @@ use serde::{Deserialize, Serialize};
 
 pub use super::date::DatePart;
 
+use super::TableOptions;
 use super::choose::ColumnChoice;
 use super::columns::list;
 use super::survey::{ColumnSurvey, ColumnType};
+use super::words::{FIRST, WORDS_MAX};
 use crate::error::DataError;
-use crate::spec::Features;
+use crate::spec::{Features, TextIds};
 
 /// What a model knows of the columns of its table.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -79,6 +82,15 @@ pub enum Reading {
         /// Whether a vector is learnt for each; one-hot otherwise.
         learnt: bool,
     },
+    /// Texts.
+    Text {
+        /// The words that are known, those of most rows first.
+        words: Vec<String>,
+        /// Whether there were others, which share a vector; without, words that are not known are passed over.
+        others: bool,
+        /// How many words are read of a field.
+        length: usize,
+    },
 }
 
 impl ColumnRule {
@@ -87,7 +99,7 @@ impl ColumnRule {
         match &self.reading {
             Reading::Number { .. } | Reading::Boolean { .. } => 1 + usize::from(self.blanks),
             Reading::Date { parts } => parts.len() + usize::from(self.blanks),
-            Reading::Category { learnt: true, .. } => 0,
+            Reading::Category { learnt: true, .. } | Reading::Text { .. } => 0,
             Reading::Category { values, learnt: false } => values.len() + usize::from(self.blanks),
         }
     }
@@ -99,7 +111,21 @@ impl ColumnRule {
             Reading::Number { .. }
             | Reading::Boolean { .. }
             | Reading::Date { .. }
-            | Reading::Category { learnt: false, .. } => None,
+            | Reading::Category { learnt: false, .. }
+            | Reading::Text { .. } => None,
+        }
+    }
+
+    /// The ids of its words, if it is a text: one for no word, one for those that are not known, and those of the words.
+    pub fn text_ids(&self) -> Option<TextIds> {
+        match &self.reading {
+            Reading::Text { words, length, .. } => {
+                Some(TextIds { ids: FIRST + words.len(), length: *length })
+            }
+            Reading::Number { .. }
+            | Reading::Boolean { .. }
+            | Reading::Date { .. }
+            | Reading::Category { .. } => None,
         }
     }
 
@@ -113,13 +139,17 @@ impl ColumnRule {
             Reading::Category { values, learnt: true } => {
                 format!("category of {} values, with learnt vectors", values.len())
             }
+            Reading::Text { words, length, .. } => {
+                format!("text of up to {length} words, of which {} are known", words.len())
+            }
         }
     }
 }
 
 impl TableSchema {
     /// What is to be known of columns that were looked at.
-    pub(super) fn learn(surveys: &[ColumnSurvey], choice: &ColumnChoice) -> Result<TableSchema, DataError> {
+    pub(super) fn learn(surveys: &[ColumnSurvey], options: &TableOptions) -> Result<TableSchema, DataError> {
+        let choice = &options.choice;
         let mut schema = TableSchema {
             rules: Vec::new(),
             left_out: Vec::new(),
@@ -128,14 +158,15 @@ impl TableSchema {
             unnamed: None,
         };
         for survey in surveys {
-            match reading(survey, choice)? {
+            match reading(survey, options)? {
                 Ok(reading) => {
                     let blanks = survey.blanks > 0;
                     schema.rules.push(ColumnRule { name: survey.name.clone(), reading, blanks });
                 }
                 Err(why) => schema.left_out.push((survey.name.clone(), why)),
             }
-            if survey.counts_rows() && !choice.is_category(&survey.name) {
+            let of_words = choice.is_category(&survey.name) || choice.is_text(&survey.name);
+            if survey.counts_rows() && !of_words {
                 schema.like_ids.push(survey.name.clone());
             }
         }
@@ -152,9 +183,10 @@ impl TableSchema {
     pub fn features(&self) -> Features {
         let numbers = self.rules.iter().map(ColumnRule::n_numbers).sum();
         let ids: Vec<usize> = self.rules.iter().filter_map(ColumnRule::n_ids).collect();
-        match ids.is_empty() {
+        let texts: Vec<TextIds> = self.rules.iter().filter_map(ColumnRule::text_ids).collect();
+        match ids.is_empty() && texts.is_empty() {
             true => Features::Row { width: numbers },
-            false => Features::Mixed { numbers, ids },
+            false => Features::Mixed { numbers, ids, texts },
         }
     }
 
@@ -217,6 +249,7 @@ impl TableSchema {
                     a.iter().map(|(part, _)| part).eq(b.iter().map(|(part, _)| part))
                 }
                 (a @ Reading::Category { .. }, b @ Reading::Category { .. }) => a == b,
+                (a @ Reading::Text { .. }, b @ Reading::Text { .. }) => a == b,
                 _ => false,
             };
             alike && a.name == b.name && a.blanks == b.blanks
@@ -256,11 +289,21 @@ impl TableSchema {
                 "category (learnt vectors)",
                 "categories (learnt vectors)",
             ),
+            count(of(|r| matches!(r, Reading::Text { .. })), "text", "texts"),
         ];
         let kinds: Vec<String> = kinds.into_iter().flatten().collect();
         let blanks = self.rules.iter().filter(|rule| rule.blanks).count();
         let blanks = if blanks > 0 { format!("; {blanks} with blanks") } else { String::new() };
         lines.push(format!("{}{blanks}; {} inputs", kinds.join(", "), self.features().numel()));
+        let of_text = |rule: &ColumnRule| match &rule.reading {
+            Reading::Text { words, length, .. } => Some(format!(
+                "{:?} is a text of up to {length} words, of which {} are known; `data.ignore` leaves it out",
+                rule.name,
+                words.len()
+            )),
+            _ => None,
+        };
+        lines.extend(self.rules.iter().filter_map(of_text));
         lines.extend(self.left_out.iter().map(|(name, why)| format!("{name:?} is left out: it {why}")));
         lines.extend(self.like_ids.iter().map(|name| like_an_id(name)));
         lines
@@ -273,12 +316,14 @@ pub fn like_an_id(name: &str) -> String {
 }
 
 /// As what a column is read, or why it is left out.
-fn reading(survey: &ColumnSurvey, choice: &ColumnChoice) -> Result<Result<Reading, String>, DataError> {
+fn reading(survey: &ColumnSurvey, options: &TableOptions) -> Result<Result<Reading, String>, DataError> {
+    let choice = &options.choice;
     let (n, more) = survey.n_distinct();
     let many = if more { "over " } else { "" };
     Ok(match survey.kind() {
         ColumnType::Blank => Err("is blank everywhere".into()),
         _ if choice.is_category(&survey.name) => category(survey, choice),
+        _ if choice.is_text(&survey.name) => text(survey, choice),
         ColumnType::Number => Ok(Reading::Number { mean: survey.mean() }),
         ColumnType::Boolean => Ok(Reading::Boolean { mean: survey.share_of_true() }),
         ColumnType::Date => match survey.parts() {
@@ -286,8 +331,17 @@ fn reading(survey: &ColumnSurvey, choice: &ColumnChoice) -> Result<Result<Readin
             parts => Ok(Reading::Date { parts }),
         },
         ColumnType::Unclear => return Err(survey.unclear()),
+        ColumnType::Text if survey.words().recur => match options.finds_texts {
+            true => text(survey, choice),
+            false => Err(format!(
+                "looks like a text ({many}{n} different values in {} rows); `mlp` and `tabular` take texts beside other columns, and \
+                 `data.text` learns from it alone",
+                survey.rows
+            )),
+        },
         ColumnType::Text if !choice.is_named(&survey.name) => Err(format!(
-            "looks like an id or free text ({many}{n} different values in {} rows); use it as a text with `data.text`, or put it into `data.categories`",
+            "looks like an id or a name ({many}{n} different values in {} rows); put it into `data.texts` to learn from its words, or \
+             into `data.categories`",
             survey.rows
         )),
         ColumnType::Category | ColumnType::Text => category(survey, choice),
@@ -306,5 +360,14 @@ fn category(survey: &ColumnSurvey, choice: &ColumnChoice) -> Result<Reading, Str
         (0, _) => Err("has no value twice".into()),
         (1, 0) if !learnt => Err(format!("is {:?} everywhere", values[0])),
         _ => Ok(Reading::Category { values, learnt }),
+    }
+}
+
+fn text(survey: &ColumnSurvey, choice: &ColumnChoice) -> Result<Reading, String> {
+    let words = survey.words();
+    let length = words.longest.min(choice.text.length.unwrap_or(WORDS_MAX));
+    match words.known.is_empty() {
+        true => Err("has no word that two rows have".into()),
+        false => Ok(Reading::Text { words: words.known, others: words.others, length }),
     }
 }

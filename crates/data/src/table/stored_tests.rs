@@ -75,6 +75,17 @@ fn samples_are_those_of_the_table_in_memory() {
     let table = format!("age,town,day,member,y\n{}", rows(200, mixed));
     check("t.csv", &table, &options("y")).unwrap();
     check("t.csv", &table, &TableOptions { kind: LabelKind::Numbers, ..options("y") }).unwrap();
+    let noted = |i: usize| {
+        let note = if i % 11 == 4 {
+            String::new()
+        } else {
+            format!("\"on day {i}, it rained {} in the {}\"", ["a lot", "not"][i % 2], i % 7)
+        };
+        format!("{note},{},town {},{}\n", i * 3 % 50, i % 45, i % 2)
+    };
+    let noted = format!("note,age,town,y\n{}", rows(200, noted));
+    let content = check("t.csv", &noted, &options("y")).unwrap();
+    assert!(content.contains("texts: [TextIds { ids: "), "{content}");
     let line = |i: usize| match i % 5 {
         0 => format!("{{\"y\": {}, \"x\": {i}}}\n\n", i % 2),
         _ => format!("{{\"x\": {i}.25, \"city\": \"{}\", \"y\": {}}}\n", ["Rome", "Oslo"][i % 2], i % 2),

@@ -3,7 +3,8 @@
 //!
 //! A column is numbers, or dates, or yes and no, if all its fields that are not blank are. A column of which most fields are
 //! numbers (or dates) and some are not is neither: a typing error must not make a category of every number. Everything else is
-//! words: a category, or, where most rows have a word of their own, what looks like an id or free text.
+//! words: a category, or, where most rows have a value of their own, a text if fields have several words that other fields have too, and
+//! what looks like an id or a name if not.
 
 use std::collections::HashMap;
 
@@ -13,6 +14,7 @@ use super::choose::ColumnChoice;
 use super::date::{DatePart, Moment};
 use super::number;
 use super::text::{FieldPlace, Row};
+use super::words::{ColumnWords, words_of};
 use crate::classes::LabelPlace;
 use crate::error::DataError;
 
@@ -399,6 +401,16 @@ impl ColumnSurvey {
             self.distinct.iter().map(|(value, known)| (text(value), known.rows)).collect();
         values.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         values
+    }
+
+    /// The words of the values that were counted.
+    pub(super) fn words(&self) -> ColumnWords {
+        words_of(self.distinct.iter().map(|(value, known)| (&**value, known.rows)))
+    }
+
+    /// Of a column of words of which most rows have their own: whether it is a text, and not names or ids; otherwise nothing.
+    pub fn is_text(&self) -> Option<bool> {
+        (self.kind() == ColumnType::Text).then(|| self.words().recur)
     }
 
     /// The mean of the numbers.

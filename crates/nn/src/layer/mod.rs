@@ -22,7 +22,7 @@ mod recurrent;
 mod tests;
 
 pub use attention::MultiheadAttention;
-pub use categories::Categories;
+pub use categories::{Categories, NO_WORD, TextIds};
 pub use conv::{Conv2d, ConvInit, ConvTranspose2d};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, Positions};

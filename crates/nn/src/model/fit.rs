@@ -3,6 +3,7 @@
 use polyreme_graph::TraceError;
 
 use super::{Model, StackInput, TraceOptions};
+use crate::layer::TextIds;
 
 /// What one sample of the data is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,12 +22,14 @@ pub enum Sample<'a> {
         /// How many numbers a row has.
         width: usize,
     },
-    /// A row of numbers, followed by ids of categories.
+    /// A row of numbers, followed by ids of categories and of words.
     Mixed {
         /// How many numbers a row has.
         numbers: usize,
         /// How many ids each category has.
         ids: &'a [usize],
+        /// The ids of the words of each text.
+        texts: &'a [TextIds],
     },
     /// A sequence of token ids.
     Ids {
@@ -115,8 +118,7 @@ pub enum FitError {
 }
 
 /// What layers take of a table.
-const NUMBERS: &str =
-    "numbers, images or ids (a larger `data.one_hot` makes numbers of categories with many values)";
+const NUMBERS: &str = "numbers, images or ids (a larger `data.one_hot` makes numbers of categories with many values, and `data.ignore` leaves texts out)";
 
 const LEAVE_OUT: &str = "leave it out to take it from the data";
 
@@ -177,19 +179,22 @@ impl Model {
             }
             (Model::Mlp(m), Sample::Row { .. } | Sample::Image { .. }) => {
                 m.categories.clear();
+                m.texts.clear();
                 let width = numel(sample);
                 set("inputs", &mut m.inputs, width, open("inputs"), "numbers a sample")?;
             }
             (
-                Model::Mlp(super::Mlp { inputs, categories, .. })
-                | Model::Tabular(super::Tabular { inputs, categories, .. }),
-                Sample::Mixed { ids, .. },
+                Model::Mlp(super::Mlp { inputs, categories, texts: of_model, .. })
+                | Model::Tabular(super::Tabular { inputs, categories, texts: of_model, .. }),
+                Sample::Mixed { ids, texts, .. },
             ) => {
                 *categories = ids.to_vec();
+                *of_model = texts.to_vec();
                 set("inputs", inputs, numel(sample), open("inputs"), "numbers a sample")?;
             }
             (Model::Tabular(m), Sample::Row { width }) => {
                 m.categories.clear();
+                m.texts.clear();
                 set("inputs", &mut m.inputs, width, open("inputs"), "numbers a sample")?;
             }
             (Model::Tabular(_), _) => return kind("rows of a table"),
@@ -287,7 +292,10 @@ fn numel(sample: Sample) -> usize {
     match sample {
         Sample::Image { channels, height, width } => channels.saturating_mul(height).saturating_mul(width),
         Sample::Row { width } => width,
-        Sample::Mixed { numbers, ids } => numbers.saturating_add(ids.len()),
+        Sample::Mixed { numbers, ids, texts } => {
+            let words = texts.iter().map(|text| text.length);
+            words.fold(numbers.saturating_add(ids.len()), usize::saturating_add)
+        }
         Sample::Ids { time, .. } | Sample::Texts { time, .. } => time,
     }
 }
@@ -313,12 +321,22 @@ fn found(sample: Sample, answer: Answer) -> String {
             format!("images of {channels}x{height}x{width} {labels}")
         }
         Sample::Row { width } => format!("rows of {width} numbers {labels}"),
-        Sample::Mixed { numbers, ids } => {
-            format!("rows of {numbers} numbers and {} categories with many values {labels}", ids.len())
-        }
+        Sample::Mixed { numbers, ids, texts } => format!("{} {labels}", mixed(numbers, ids, texts)),
         Sample::Ids { time, .. } => format!("sequences of {time} ids {labels}"),
         Sample::Texts { time, .. } => format!("texts of up to {time} tokens {labels}"),
     }
+}
+
+/// Rows with ids, in words.
+fn mixed(numbers: usize, ids: &[usize], texts: &[TextIds]) -> String {
+    let mut parts = vec![format!("{numbers} numbers")];
+    if !ids.is_empty() {
+        parts.push(format!("{} categories with many values", ids.len()));
+    }
+    if !texts.is_empty() {
+        parts.push(format!("{} texts", texts.len()));
+    }
+    format!("rows of {}", parts.join(" and "))
 }
 
 /// Takes a size from the data, or checks it against them.
@@ -358,9 +376,7 @@ fn check_input(input: StackInput, sample: Sample, fitted: &mut Fitted) -> Result
             Sample::Ids { vocab, time } => format!("sequences of {time} ids out of {vocab}"),
             Sample::Texts { vocab, time, .. } => format!("texts of up to {time} tokens out of {vocab}"),
             Sample::Row { width } => format!("rows of {width}"),
-            Sample::Mixed { numbers, ids } => {
-                format!("rows of {numbers} numbers and {} categories with many values", ids.len())
-            }
+            Sample::Mixed { numbers, ids, texts } => mixed(numbers, ids, texts),
             Sample::Image { channels, height, width } => format!("images of {channels}x{height}x{width}"),
         };
         Err(FitError::Differs { key: "input", said, found, advice: LEAVE_OUT })

@@ -3,21 +3,23 @@
 //! The ResNet of "Revisiting Deep Learning Models for Tabular Data" (Gorishniy et al., 2021, RTDL), with three choices of ours:
 //! - Numbers have vectors of learnt hinges ([`NumberVectors`]).
 //! - Categories with few values come as zeros and ones, which the first layer makes vectors of; those with many have tables
-//!   ([`Categories`]).
+//!   ([`Categories`]), and so have words of texts.
 //! - Norms are layer norms, which RTDL's code has as an option, not batch norms: a step is split over ranks and microbatches,
 //!   down to a single row, and a row must not depend on which others it came with.
 
 use polyreme_graph::{Builder, Tensor, Traced};
 
-use crate::layer::{Categories, Dropout, LayerNorm, Linear, NumberVectors};
+use crate::layer::{Categories, Dropout, LayerNorm, Linear, NumberVectors, TextIds};
 
-/// `numbers` and `embedK`, `first`, `blocks.K` (`norm`, `up`, ReLU, `down`, added to what came in), `norm`, ReLU, `head`.
+/// `numbers`, `embedK` and `wordsK`, `first`, `blocks.K` (`norm`, `up`, ReLU, `down`, added to what came in), `norm`, ReLU, `head`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tabular {
     /// The width of a row.
     pub inputs: usize,
-    /// For each category whose id is at the end of a row, how many ids there are; a vector is learnt for each.
+    /// For each category whose id comes after the numbers of a row, how many ids there are; a vector is learnt for each.
     pub categories: Vec<usize>,
+    /// The words of texts, whose ids are after those; a vector is learnt for each, and their mean is that of a text.
+    pub texts: Vec<TextIds>,
     /// The length of each number's vector; 0: the first layer takes numbers as they are.
     pub embed: usize,
     /// The width of the blocks.
@@ -37,6 +39,7 @@ impl Default for Tabular {
         Tabular {
             inputs: 16,
             categories: Vec::new(),
+            texts: Vec::new(),
             embed: 8,
             width: 128,
             hidden: 256,
@@ -52,7 +55,7 @@ impl Tabular {
     pub fn logits(&self, b: &mut Builder, x: Tensor, training: bool) -> Traced {
         let &Tabular { embed, width, hidden, classes, .. } = self;
         let drop = Dropout { p: self.dropout };
-        let categories = Categories { ids: &self.categories };
+        let categories = Categories { ids: &self.categories, texts: &self.texts };
         let (numbers, vectors) = categories.taken_apart(b, x)?;
         let mut parts = Vec::new();
         if let Some(x) = numbers {

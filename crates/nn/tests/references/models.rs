@@ -253,6 +253,7 @@ fn mixed_rows(want: &Reference) -> Model {
     Model::Tabular(Tabular {
         inputs: want.input[1],
         categories: want.ids.iter().map(|&n| n as usize).collect(),
+        texts: Vec::new(),
         embed: 4,
         width: 32,
         hidden: 48,

@@ -53,6 +53,7 @@ fn an_mlp_is_sharded() {
     let model = Mlp {
         inputs: 24,
         categories: vec![],
+        texts: vec![],
         hidden: vec![48, 36],
         classes: 12,
         activation: "gelu".into(),
@@ -69,8 +70,17 @@ fn an_mlp_is_sharded() {
 #[test]
 fn residual_blocks_of_tables_are_sharded() {
     let (inputs, embed, width, hidden, layers, classes) = (12, 6, 24, 48, 2, 12);
-    let model =
-        Tabular { inputs, categories: Vec::new(), embed, width, hidden, layers, classes, dropout: 0.3 };
+    let model = Tabular {
+        inputs,
+        categories: Vec::new(),
+        texts: Vec::new(),
+        embed,
+        width,
+        hidden,
+        layers,
+        classes,
+        dropout: 0.3,
+    };
     let options = TraceOptions::training(36);
     let tabular = ShardCase { sharded_min: 0.75, options, ..case("tabular", Model::Tabular(model)) };
     for data in [2, 3] {

@@ -241,6 +241,7 @@ fn an_mlp_is_split() {
         let model = Mlp {
             inputs: 12,
             categories: vec![],
+            texts: vec![],
             hidden: vec![32, 24],
             classes: 8,
             activation: "gelu".into(),
@@ -254,8 +255,8 @@ fn an_mlp_is_split() {
 fn residual_blocks_of_tables_are_split() {
     for dropout in [0.0, 0.3] {
         let (inputs, embed, width, hidden, layers, classes) = (12, 4, 32, 64, 2, 8);
-        let categories = Vec::new();
-        let model = Tabular { inputs, categories, embed, width, hidden, layers, classes, dropout };
+        let (categories, texts) = (Vec::new(), Vec::new());
+        let model = Tabular { inputs, categories, texts, embed, width, hidden, layers, classes, dropout };
         check(&case("tabular", Model::Tabular(model), 8), &[2, 4], 1e-5, 1.4);
     }
 }

@@ -248,7 +248,9 @@ impl BenchJob {
         let ids = match &self.spec.features {
             Features::Ids { vocab, .. } | Features::Texts { vocab, .. } => *vocab,
             // Columns have tables of their own, and one id is made for all.
-            Features::Mixed { ids, .. } => ids.iter().copied().min().unwrap_or(1),
+            Features::Mixed { ids, texts, .. } => {
+                ids.iter().copied().chain(texts.iter().map(|text| text.ids)).min().unwrap_or(1)
+            }
             Features::Image { .. } | Features::Row { .. } => 1,
         };
         engine.fill_slots(|to| {

@@ -13,7 +13,7 @@ use polyreme_train::record::trace::{self, About, TimeSource};
 use serde::Serialize;
 
 use super::jobs::BenchJob;
-use super::ranks::{BUCKET_BYTES, RankSettings};
+use super::ranks::{BUCKET_BYTES, RankSettings, by_itself, served};
 
 /// A step as it was predicted and measured.
 #[derive(Clone, Debug, Serialize)]
@@ -112,6 +112,8 @@ pub fn together(
         precision: job.precision.clone(),
         ..Plan::alone()
     };
+    let plan = if settings.by_itself { by_itself(plan, job.run_steps) } else { plan };
+    let plan = if settings.servers.is_some() { served(plan, settings.servers) } else { plan };
     let bytes_of = |program: &Program| Engine::footprint(program, threads, isa).total();
     let fleet = Fleet::lower(&job.graph()?, &plan, &job.training, &bytes_of, settings.budget_bytes)?;
     let mut cluster = Cluster::measured(calibration, 1, by, BetweenSpec::free());

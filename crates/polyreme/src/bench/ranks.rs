@@ -2,13 +2,15 @@
 //! all together is given.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use polyreme_collective::servers::{Discipline, HostOptions, ServerClient, ServerHost, ServerMail};
 use polyreme_collective::{Comm, Reduce};
-use polyreme_exec::{Comms, Engine, ExecError, Isa, Options, Timeline};
+use polyreme_exec::{Comms, Engine, ExecError, Isa, Options, ServedRanges, Timeline};
 use polyreme_graph::{Axis, Keeps, Program, Weights, WireCodec, cost};
 use polyreme_parallel::pipeline::PipelineKind;
-use polyreme_parallel::{Mesh, Plan};
+use polyreme_parallel::{LocalSteps, Mesh, Plan, ServerPlan};
 use polyreme_train::record::trace::{self, About};
 use serde::Serialize;
 
@@ -96,6 +98,10 @@ pub struct RankSettings {
     pub shard_gradients: bool,
     /// The format in which gradients travel, if not as they are.
     pub wire: Option<WireCodec>,
+    /// Whether ranks take the steps of a program by themselves, and then average their weights.
+    pub by_itself: bool,
+    /// Parameter servers that hold the weights.
+    pub servers: Option<ServerPlan>,
     /// Whether each rank keeps only its own shard of the weights.
     pub shard_weights: bool,
     /// How ranks are arranged.
@@ -131,6 +137,12 @@ pub fn measure(
     if settings.shard_weights {
         (plan.shard_weights, plan.weights) = (true, Weights::Own);
     }
+    if settings.by_itself {
+        plan = by_itself(plan, job.run_steps);
+    }
+    if settings.servers.is_some() {
+        plan = served(plan, settings.servers);
+    }
     if plan.is_flushless() && !shard_gradients {
         // As in training: every rank updates all of its stage.
         (plan.keeps, plan.weights) = (Keeps::All, Weights::Own);
@@ -145,9 +157,14 @@ pub fn measure(
     let mut engine = Engine::join(own, Options { isa, ..Options::threads(threads) }, comms)?;
     engine.comm().all_reduce(&mut flops, Reduce::Sum)?;
     job.fill_parts(&mut engine, &parts)?;
-    let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps))?;
+    let host =
+        settings.servers.map(|servers| start_servers(job, &mut engine, servers)).transpose()?.flatten();
+    let times = time(job, &mut engine, steps.unwrap_or(job.timed_steps), plan.is_free())?;
     if let Some(path) = &settings.trace {
         record(job, &mut engine, &plan, path)?;
+    }
+    if settings.servers.is_some() {
+        end_servers(&mut engine, host)?;
     }
     // Of all microbatches of the program.
     let gflops = flops[0] / (times.seconds * job.run_steps as f64) / 1e9;
@@ -197,6 +214,60 @@ pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
     }
 }
 
+/// The same where each rank takes so many steps by itself.
+pub(super) fn by_itself(plan: Plan, run_steps: usize) -> Plan {
+    let local = Some(LocalSteps { outer: None });
+    Plan { local, run_steps, keeps: Keeps::All, weights: Weights::Own, ..plan }
+}
+
+/// The same with parameter servers.
+pub(super) fn served(plan: Plan, servers: Option<ServerPlan>) -> Plan {
+    Plan { servers, keeps: Keeps::All, weights: Weights::Own, ..plan }
+}
+
+/// Starts the server beside this rank, if there is to be one, and gives the engine its end of all. Collective.
+fn start_servers(
+    job: &BenchJob,
+    engine: &mut Engine,
+    plan: ServerPlan,
+) -> Result<Option<ServerHost>, Box<dyn std::error::Error + Send + Sync>> {
+    let (rank, ranks) = (engine.role().rank, engine.role().ranks);
+    let mail = ServerMail::new(engine.comm())?;
+    let discipline = match plan.lockstep {
+        true => Discipline::Lockstep { workers: ranks },
+        false => Discipline::Free,
+    };
+    let mut host = None;
+    if rank < plan.servers {
+        let lr = job.lr;
+        let store = ServedRanges::of(engine, Arc::new(move |_| lr))?;
+        let options = HostOptions { discipline, n_ranges: store.n_ranges(), done: 0, leases: false };
+        host = Some(ServerHost::start(mail.clone(), Arc::new(Mutex::new(store)), options)?);
+    }
+    let mut client = ServerClient::new(mail, plan.servers);
+    client.join()?;
+    engine.set_servers(client);
+    Ok(host)
+}
+
+/// Ends the servers. Collective.
+fn end_servers(
+    engine: &mut Engine,
+    host: Option<ServerHost>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    if let Some(client) = engine.servers() {
+        client.leave()?;
+    }
+    // Nobody posts any more.
+    engine.comm().barrier()?;
+    drop(host);
+    engine.comm().barrier()?;
+    if let Some(client) = engine.take_servers() {
+        client.into_mail().close()?;
+    }
+    Ok(())
+}
+
 /// Bytes that this process takes.
 fn planned_bytes<E>(
     settings: &RankSettings,
@@ -238,8 +309,17 @@ struct Times {
     first_losses: [f64; FIRST],
 }
 
-fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecError> {
-    let step = |engine: &mut Engine| job.step(engine);
+fn time(job: &BenchJob, engine: &mut Engine, n: usize, free: bool) -> Result<Times, ExecError> {
+    let (rank, ranks) = (engine.role().rank as u64, engine.role().ranks as u64);
+    let mut done = 0;
+    let mut step = |engine: &mut Engine| {
+        if free {
+            // Each rank has blocks of its own.
+            engine.set_steps_done(done * ranks + rank);
+        }
+        done += 1;
+        job.step(engine)
+    };
     let began = Instant::now();
     let mut first_losses = [f64::NAN; FIRST];
     for k in 0.. {
@@ -262,9 +342,11 @@ fn time(job: &BenchJob, engine: &mut Engine, n: usize) -> Result<Times, ExecErro
         waited += totals.waited.as_secs_f64();
         loss = totals.loss;
     }
+    // In the time of one, each rank does one.
+    let at_once = if free { ranks as f64 } else { 1.0 };
     let waiting = waited / (times.iter().sum::<f64>() * job.run_steps as f64).max(1e-12);
     times.sort_by(f64::total_cmp);
-    Ok(Times { seconds: times[times.len() / 2], waiting, loss, first_losses })
+    Ok(Times { seconds: times[times.len() / 2] / at_once, waiting, loss, first_losses })
 }
 
 /// The header of the table for people.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use clap::{Args, Subcommand};
 use polyreme_exec::Isa;
 use polyreme_graph::{DType, Precision, WireCodec};
-use polyreme_parallel::Plan;
+use polyreme_parallel::{Plan, ServerPlan};
 use polyreme_sim::Calibration;
 use polyreme_train::run::Prepared;
 
@@ -85,6 +85,17 @@ pub(super) struct StepArgs {
     /// [default: f32].
     #[arg(long, value_name = "FORMAT", value_parser = parse_wire, conflicts_with = "shard_gradients")]
     wire: Option<WireCodec>,
+    /// With several ranks: each takes so many steps by itself before their weights are averaged, as with `parallel.sync = "local"` and
+    /// `parallel.every` of a job.
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with_all = ["shard_gradients", "wire"])]
+    every: Option<u32>,
+    /// With several ranks: parameter servers beside so many of them, as with `parallel.servers` of a job.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["shard_gradients", "wire", "every"])]
+    servers: Option<u32>,
+    /// With --servers: each rank does steps of its own, as with `parallel.sync = "ps-async"` of a job; a step is then the batch of one rank
+    /// [default: all ranks together, as with "ps"].
+    #[arg(long, requires = "servers")]
+    free: bool,
     /// Also show where the time goes: one line per kind of node, the slowest first.
     #[arg(long)]
     ops: bool,
@@ -257,6 +268,31 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
             "--wire is for ranks that are connected by sockets and have the whole model each; add --transport tcp",
         ));
     }
+    if let Some(servers) = args.servers {
+        let n = mesh.ranks();
+        if !whole || transport == "mpi" || servers as usize > n {
+            return Err(Failure::usage(format!(
+                "--servers is for ranks that have the whole model each, are not started by MPI, and are at least as many as servers; there are {n}"
+            )));
+        }
+        if jobs.iter().any(|job| {
+            job.training.moments != DType::F32
+                || !job.training.optimizer.by_element()
+                || job.training.ema.is_some()
+        }) {
+            return Err(Failure::usage(
+                "--servers is for optimizers that look at each number by itself, with state in f32, and without `train.ema`",
+            ));
+        }
+    }
+    if let Some(every) = args.every {
+        if !whole {
+            return Err(Failure::usage(
+                "--every is for ranks that have the whole model each; leave out other axes than --data",
+            ));
+        }
+        jobs.iter_mut().for_each(|job| job.run_steps = every as usize);
+    }
     if group.speaks() && !args.json {
         show(&group, false);
         output::err().settle();
@@ -270,6 +306,8 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         transport,
         shard_gradients: args.shard_gradients,
         wire: args.wire,
+        by_itself: args.every.is_some(),
+        servers: args.servers.map(|n| ServerPlan { servers: n as usize, lockstep: !args.free }),
         mesh,
         shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
@@ -339,6 +377,16 @@ fn bench_collective(args: &CollectiveArgs) -> CommandResult {
 fn bench_step(args: &StepArgs, app: &App, start: Instant) -> CommandResult {
     if args.shard_gradients {
         return Err(Failure::usage("--shard-gradients needs several ranks; set their number with --ranks"));
+    }
+    if args.servers.is_some() {
+        return Err(Failure::usage(
+            "--servers needs several ranks; set their number with --ranks or --processes",
+        ));
+    }
+    if args.every.is_some() {
+        return Err(Failure::usage(
+            "--every needs several ranks; set their number with --ranks or --processes",
+        ));
     }
     if args.wire.is_some() {
         return Err(Failure::usage(

@@ -122,7 +122,10 @@ fn content(survey: &ColumnSurvey) -> String {
 
 fn remark(survey: &ColumnSurvey) -> &'static str {
     match survey.kind() {
-        ColumnType::Text => "a text or an id: left out unless `data.text` or `data.categories` has it",
+        ColumnType::Text => match survey.is_text() {
+            Some(true) => "a text: `mlp` and `tabular` learn from its words, `data.text` from it alone",
+            _ => "an id or a name: left out unless `data.texts` or `data.categories` has it",
+        },
         ColumnType::Unclear => "mostly numbers or dates, and some that are not",
         _ if survey.counts_rows() => "counts the rows: an id?",
         ColumnType::Number
@@ -177,7 +180,7 @@ fn as_json(paths: &[PathBuf], surveys: &[ColumnSurvey]) -> Value {
         json!({
             "name": s.name, "type": s.kind(), "rows": s.rows, "blanks": s.blanks, "distinct": distinct,
             "distinct_more": more, "min": range.as_ref().map(|r| value(&r.0)), "max": range.as_ref().map(|r| value(&r.1)),
-            "mean": numbers.then(|| s.mean()), "word_bytes": s.word_bytes(), "histogram": bars(s), "counts_rows": s.counts_rows(),
+            "mean": numbers.then(|| s.mean()), "word_bytes": s.word_bytes(), "histogram": bars(s), "counts_rows": s.counts_rows(), "is_text": s.is_text(),
             "values": if numbers { Vec::new() } else { values.collect::<Vec<_>>() },
         })
     };

@@ -24,6 +24,8 @@ const STATISTICS_MIN: usize = 32;
 pub struct AskedJob {
     job: BenchJob,
     base: Plan,
+    /// How far ranks may run ahead of the slowest, if there are servers that hold them back.
+    staleness: Option<usize>,
     batch: usize,
     least_samples: usize,
     precisions: Vec<(&'static str, Precision)>,
@@ -48,11 +50,11 @@ impl AskedJob {
     /// A job, and which of its keys were said. Data are opened for their sizes; where `[model]` gives all sizes they need not be
     /// there.
     pub fn new(job: Job, said: &BTreeSet<String>, given: Given) -> Result<AskedJob, TrainError> {
-        if let Some(other) = job.parallel.syncs().find(|sync| *sync != SyncKind::AllReduce) {
+        if let Some(turn) = job.parallel.turn {
+            let (start, then) = (turn.start.name(), turn.then.name());
             let why = format!(
-                "plans are made for gradients that are summed in every step, and not for `parallel.sync = \"{}\"`; \
-                 add --set parallel.sync=allreduce",
-                other.name()
+                "a plan is for one way to agree, and `parallel.sync` turns from \"{start}\" to \"{then}\"; add --set \
+                 parallel.sync={start} or --set parallel.sync={then}"
             );
             return Err(TrainError::Mesh(why));
         }
@@ -78,10 +80,15 @@ impl AskedJob {
         // Two samples: statistics of one make no sense.
         let has_statistics = !training_graph(&bench.net, &bench.spec, 2, bench.loss)?.updates.is_empty();
         let (parallel, train) = (&job.parallel, &job.train);
-        let base = plan(parallel, parallel.n_microbatches(train.accumulate), has_statistics);
+        let mut base = plan(parallel, parallel.n_microbatches(train.accumulate), has_statistics);
+        if base.local.is_some() {
+            base.run_steps = parallel.every;
+        }
         let alone = has_statistics && base.norms == Norms::Local;
+        let bounded = parallel.sync == SyncKind::PsBounded;
         Ok(AskedJob {
             base,
+            staleness: bounded.then_some(parallel.staleness),
             batch: epoch_samples.map_or(train.batch, |n| train.batch.min(n)),
             least_samples: if alone { STATISTICS_MIN } else { 1 },
             precisions,
@@ -185,6 +192,7 @@ impl AskedJob {
             process_bytes: self.process_bytes,
             precisions: &self.precisions,
             base: &self.base,
+            staleness: self.staleness,
             fixed: self.fixed,
         })
     }
@@ -223,6 +231,10 @@ fn fixed(job: &Job, said: &BTreeSet<String>) -> FixedKeys {
             keys.iter().any(|key| is_said(&format!("parallel.{key}"))).then_some(Sharding::Usual)
         }
     };
+    // Replicas that do not sum gradients as they are have the whole model each.
+    let whole = parallel.sync != SyncKind::AllReduce || parallel.wire.codec().is_some();
+    let axis = |key: &str, n: usize| if whole { Some(1) } else { axis(key, n) };
+    let sharding = if whole { Some(Sharding::Usual) } else { sharding };
     FixedKeys {
         ranks: parallel.ranks,
         data: parallel.data,

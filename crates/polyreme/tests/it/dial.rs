@@ -355,11 +355,54 @@ fn what_cannot_be_kept_is_refused() {
     }
 }
 
-/// The planner knows sums in every step alone, and says so.
+/// Plans know steps that ranks take by themselves, formats on the wire and parameter servers; of a rule they say what to do.
 #[test]
-fn plans_are_for_sums_in_every_step() {
+fn plans_know_the_dial_and_formats() {
     let folder = folder(&digits("steps = 4"));
-    let out = polyreme(folder.path(), &[&["plan", "job.toml"][..], &LOCAL].concat());
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(!out.status.success() && said.contains("add --set parallel.sync=allreduce"), "{said}");
+    let links = "[[hosts]]\ncount = 4\ncores = 1\nmemory_gib = 4\ngflops = 20\ncore_gbs = 8\n[between]\nlatency_us = 100\ngbits = 0.01\n";
+    std::fs::write(folder.path().join("slow.toml"), links).unwrap();
+    let step_ms = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let plan = [
+            "plan",
+            "job.toml",
+            "--cluster",
+            "slow.toml",
+            "--json",
+            "--set",
+            "parallel.ranks=4",
+            "--set",
+            "parallel.data=4",
+        ];
+        let plans = json(folder.path(), &[&plan, &sets[..]].concat());
+        assert!(
+            plans.iter().all(|plan| plan["data"] == 4 && plan["step_ms"].as_f64().is_some()),
+            "{plans:?}"
+        );
+        plans[0]["step_ms"].as_f64().unwrap()
+    };
+    let sums = step_ms(&[]);
+    let local = |every: &str| step_ms(&["parallel.sync=local", every]);
+    let (ten, forty) = (local("parallel.every=10"), local("parallel.every=40"));
+    // What is sent is most of such a step: with a tenth of the exchanges it takes little more than a tenth of the time.
+    assert!(forty < ten && ten < 0.3 * sums, "{sums} {ten} {forty}");
+    let [bf16, int8] = ["bf16", "int8"].map(|wire| step_ms(&[&format!("parallel.wire={wire}")]));
+    assert!(int8 < bf16 && bf16 < 0.7 * sums, "{sums} {bf16} {int8}");
+    let refused = |sets: &[&str], part: &str| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let out = polyreme(folder.path(), &[&["plan", "job.toml"][..], &sets[..]].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains(part), "{said}");
+    };
+    // One server has all gradients of four ranks on its link, four have a quarter of them each.
+    let served = |sync: &str, servers: &str| {
+        step_ms(&[&format!("parallel.sync={sync}"), &format!("parallel.servers={servers}")])
+    };
+    let (one, four) = (served("ps", "1"), served("ps", "4"));
+    assert!(one > 1.8 * four && four < 2.0 * sums, "{sums} {one} {four}");
+    // Without waiting for each other, one rank's letters travel while others compute; a step is one rank's.
+    let free = served("ps-async", "4");
+    assert!(free <= 1.05 * four, "{four} {free}");
+    let rule = "parallel.sync={start='allreduce', then='local', after=2}";
+    refused(&[rule], "add --set parallel.sync=allreduce or --set parallel.sync=local");
 }

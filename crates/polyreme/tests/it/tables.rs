@@ -47,7 +47,7 @@ fn a_table_as_it_is_is_trained_on_and_used() {
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned() + &String::from_utf8_lossy(&shown.stderr);
     for part in [
         "1 number, 1 yes or no, 1 date, 1 category (one-hot), 1 category (learnt vectors); 2 with blanks",
-        "\"ref\" is left out: it looks like an id or free text (400 different values in 400 rows)",
+        "\"ref\" is left out: it looks like an id or a name (400 different values in 400 rows)",
     ] {
         assert!(
             shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(part),
@@ -174,6 +174,209 @@ fn categories_are_learnt_on_ranks_as_on_one() {
     write(folder, "layers.toml", &(layers.to_string() + &JOB[JOB.find("[data]").unwrap()..]));
     refusal(folder, &["train", "layers.toml", "--check"], &["categories with many values", "data.one_hot"]);
     json(folder, &["train", "layers.toml", "--json", "--set", "data.one_hot=40", "--set", "train.epochs=1"]);
+}
+
+const NOTES: &str = "[model]\nkind = 'mlp'\nhidden = [16]\n[data]\nkind = 'csv'\npath = 'notes.csv'\nlabel = 'what'\n\
+                     [train]\nbatch = 32\nepochs = 12\noptimizer = { kind = 'adam', lr = 0.02 }\n\
+                     [parallel]\nranks = 1\nthreads = 1\n[output]\ntensorboard = false\n";
+
+/// What is done with a machine follows from a word of its note and from its age together: from either alone nothing follows.
+fn machines(rows: usize) -> Vec<(String, String, usize, &'static str)> {
+    const WORDS: [&str; 12] = [
+        "It",
+        "stood",
+        "in the rain,",
+        "quietly",
+        "hums",
+        "since",
+        "may",
+        "Monday.",
+        "door",
+        "is open",
+        "and",
+        "warm",
+    ];
+    let drawn = |i: usize, k: usize, n: usize| {
+        let mixed = ((i * 100 + k + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (((mixed ^ (mixed >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 33) as usize) % n
+    };
+    let row = |i: usize| {
+        let (leaks, age) = (drawn(i, 0, 2) == 0, drawn(i, 1, 101));
+        let mut note: Vec<&str> = (2..9).map(|k| WORDS[drawn(i, k, WORDS.len())]).collect();
+        if leaks {
+            note.insert(drawn(i, 9, 6), ["Leaks,", "leaks", "(leaks)"][i % 3]);
+        }
+        let note = if i % 50 == 49 { String::new() } else { note.join(" ") };
+        let what = if (leaks && !note.is_empty()) != (age > 50) { "repair" } else { "keep" };
+        (format!("m-{i}"), note, age, what)
+    };
+    (0..rows).map(row).collect()
+}
+
+fn with_machines() -> TempDir {
+    let folder = folder(NOTES);
+    let rows = machines(900);
+    let csv =
+        |(id, note, age, what): &(String, String, usize, &str)| format!("{id},\"{note}\",{age},{what}\n");
+    write(
+        folder.path(),
+        "notes.csv",
+        &("id,note,age,what\n".to_string() + &rows.iter().map(csv).collect::<String>()),
+    );
+    let line = |(id, note, age, what): &(String, String, usize, &str)| {
+        let note = if note.is_empty() { Value::Null } else { note.as_str().into() };
+        serde_json::json!({"what": what, "id": id, "note": note, "age": age}).to_string() + "\n"
+    };
+    write(folder.path(), "notes.jsonl", &rows.iter().map(line).collect::<String>());
+    folder
+}
+
+/// A text and a number together say what neither says alone.
+#[test]
+fn a_text_beside_other_columns_is_learnt_from() {
+    let folder = with_machines();
+    let folder = folder.path();
+    let shown = polyreme(folder, &["train", "job.toml", "--check"]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned() + &String::from_utf8_lossy(&shown.stderr);
+    let shown = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["1 number, 1 text; 1 with blanks", "\"note\" is a text of up to", "\"id\" is left out"] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let looked = polyreme(folder, &["inspect", "notes.csv", "--data"]);
+    let looked = String::from_utf8(looked.stdout).unwrap();
+    assert!(
+        looked.contains("a text: `mlp` and `tabular` learn") && looked.contains("an id or a name"),
+        "{looked}"
+    );
+
+    let train = |name: &str, sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let args = [&["train", "job.toml", "--json", "--output", name], &sets[..]].concat();
+        json(folder, &args).pop().unwrap()["metrics"].clone()
+    };
+    let accuracy = |metrics: &Value| metrics["val_accuracy"].as_f64().unwrap();
+    let both = train("both", &[]);
+    assert!(accuracy(&both) > 0.95, "{both}");
+    for (name, left_out) in [("number", "data.ignore=['note']"), ("text", "data.ignore=['age']")] {
+        let alone = train(name, &[left_out]);
+        assert!(accuracy(&alone) < 0.75, "{name}: {alone}");
+    }
+    // Rows in memory and rows in their file, fields of a CSV and of JSON are the same samples.
+    assert_eq!(train("stored", &["data.in_memory=false"]), both);
+    assert_eq!(
+        train("json", &["data.kind=jsonl", "data.path=notes.jsonl", "data.columns=['note', 'age']"]),
+        both
+    );
+    write(
+        folder,
+        "tabular.toml",
+        &NOTES
+            .replace("kind = 'mlp'\nhidden = [16]", "kind = 'tabular'\nwidth = 32\nhidden = 64")
+            .replace("0.02", "0.005"),
+    );
+    let tabular = json(folder, &["train", "tabular.toml", "--json"]).pop().unwrap();
+    assert!(accuracy(&tabular["metrics"]) > 0.95, "{tabular}");
+
+    // Columns in another order; words that are new; a blank, which is a note without leaks.
+    let (leaks, dry) = (
+        "It LEAKS, hums and stood open. zyx door warm Monday",
+        "It hums quietly and stood open. zyx door warm Monday",
+    );
+    let rows = [(80, leaks), (20, leaks), (80, ""), (20, dry), (80, dry), (20, "?")];
+    let csv: String = rows.iter().map(|(age, note)| format!("{age},\"{note}\"\n")).collect();
+    write(folder, "new.csv", &format!("age,note\n{csv}"));
+    let line = |(age, note): &(i32, &str)| match *note {
+        "" => format!("{{\"age\": {age}}}\n"),
+        "?" => format!("{{\"note\": null, \"age\": {age}}}\n"),
+        note => format!("{{\"note\": \"{note}\", \"age\": {age}}}\n"),
+    };
+    write(folder, "new.jsonl", &rows.iter().map(line).collect::<String>());
+    let answers = |run: &str, file: &str| -> Vec<Value> {
+        let lines = json(folder, &["predict", run, file, "--json"]);
+        lines.iter().map(|line| line["labels"][0].clone()).collect()
+    };
+    for run in ["both", "runs/tabular"] {
+        let said = answers(run, "new.csv");
+        let labels: Vec<_> = said.iter().map(|answer| answer["label"].as_str().unwrap()).collect();
+        assert_eq!(labels, ["keep", "repair", "repair", "keep", "repair", "keep"], "{run}");
+    }
+    assert_eq!(answers("json", "new.jsonl"), answers("both", "new.csv"));
+    let moved: String =
+        machines(200).iter().map(|(_, note, age, what)| format!("{what},{age},\"{note}\"\n")).collect();
+    write(folder, "moved.csv", &format!("what,age,note\n{moved}"));
+    let args = [
+        "eval",
+        "both",
+        "--json",
+        "--on",
+        "train",
+        "--set",
+        "data.path=moved.csv",
+        "--set",
+        "data.validation=0",
+    ];
+    let metrics = json(folder, &args)[0]["metrics"].clone();
+    assert!(metrics["train_accuracy"].as_f64().unwrap() > 0.95, "{metrics}");
+
+    write(folder, "wrong.csv", "age,note\n80,17\n20,18\n");
+    refusal(
+        folder,
+        &["predict", "both", "wrong.csv"],
+        &["column \"note\" has only numbers", "words such as"],
+    );
+    write(folder, "wrong.csv", "age\n80\n");
+    refusal(folder, &["predict", "both", "wrong.csv"], &["the header lacks \"note\"", "leave fields blank"]);
+}
+
+/// Words on ranks: split over tensor ranks, stages and the data, in bf16, and in a run that goes on.
+#[test]
+fn texts_beside_others_are_learnt_on_ranks_as_on_one() {
+    let folder = with_machines();
+    let folder = folder.path();
+    let losses = |name: &str, more: &[&str]| -> Vec<f64> {
+        let args =
+            [&["train", "job.toml", "--json", "--output", name, "--set", "train.epochs=2"], more].concat();
+        let lines = json(folder, &args);
+        let of =
+            |line: &Value| line["metrics"]["val_loss"].as_f64().filter(|_| line["event"] == "evaluation");
+        lines.iter().filter_map(of).collect()
+    };
+    let alone = losses("alone", &[]);
+    let stages =
+        ["--set", "parallel.ranks=2", "--set", "parallel.stage=2", "--set", "parallel.microbatches=2"];
+    for (name, more) in [
+        ("tensor", &["--set", "parallel.ranks=2", "--set", "parallel.tensor=2"][..]),
+        ("data", &["--ranks", "2"]),
+        ("stage", &stages),
+    ] {
+        let split = losses(name, more);
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4;
+        assert!(split.len() == 2 && split.iter().zip(&alone).all(near), "{name}: {split:?} {alone:?}");
+    }
+    let half = losses("half", &["--set", "train.precision=bf16"]);
+    assert!(half.iter().zip(&alone).all(|(a, b)| (a - b).abs() < 0.05), "{half:?} {alone:?}");
+
+    let text = fs::read_to_string(folder.join("notes.csv")).unwrap();
+    write(folder, "notes.csv", &text.replace("rain", "snow"));
+    let again = ["resume", "alone", "--set", "train.epochs=3", "--changed-data"];
+    refusal(folder, &again, &["column \"note\" is text of up to"]);
+    write(folder, "notes.csv", &text);
+    json(folder, &["resume", "alone", "--json", "--set", "train.epochs=3"]);
+
+    let check = |sets: &[&str], parts: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        refusal(folder, &[&["train", "job.toml", "--check"], &sets[..]].concat(), parts);
+    };
+    check(&["data.texts=['body']"], &["`data.texts` has \"body\"", "\"note\""]);
+    check(&["data.texts=['note']", "data.categories=['n*']"], &["in `data.categories` and in `data.texts`"]);
+    check(&["data.texts=['note']", "data.text=note"], &["data.texts", "`data.text` leaves those out"]);
+    check(&["data.length=5"], &["data.length", "`data.text` names no column"]);
+    // Other models are trained as they were before, without the text, unless it is asked for.
+    let layers = "[model]\nlayers = [{ kind = 'linear', outputs = 8 }, 'relu', 'linear']\n";
+    write(folder, "layers.toml", &(layers.to_string() + &NOTES[NOTES.find("[data]").unwrap()..]));
+    json(folder, &["train", "layers.toml", "--json", "--set", "train.epochs=1"]);
+    let named = ["train", "layers.toml", "--check", "--set", "data.texts=['note']"];
+    refusal(folder, &named, &["1 numbers and 1 texts", "`data.ignore` leaves texts out"]);
 }
 
 #[test]

@@ -24,7 +24,10 @@ impl Clock<'_> {
         let way = &self.scene.ways[group.way];
         let waits = match state.doing {
             RankDoing::Awaiting { axis: a, target: Some(target), .. } => a == axis && target >= comm.arrived,
-            RankDoing::Awaiting { .. } | RankDoing::Computing { .. } | RankDoing::Nothing => false,
+            RankDoing::Awaiting { .. }
+            | RankDoing::Computing { .. }
+            | RankDoing::Served { .. }
+            | RankDoing::Nothing => false,
         };
         let comes = comm.arrived == comm.done && comm.started > comm.arrived;
         if !comes || !(waits || way.in_background()) {
@@ -55,14 +58,16 @@ impl Clock<'_> {
         let group = &scene.groups[number];
         let way = &scene.ways[group.way];
         let cores = scene.cluster.hosts[group.hosts[0]].cores;
-        let key = (group.way, op.op as u8, op.bytes.to_bits(), op.visible);
+        let numbers = op.coded.map_or(0.0, |coded| coded.numbers);
+        let key = (group.way, op.op as u8, op.bytes.to_bits(), op.visible, numbers.to_bits());
         let find = || way.cost(&scene.cluster.inside, group.members.len(), cores, op);
         let cost = *self.costs.entry(key).or_insert_with(find);
         for &host in &group.hosts {
             self.seen.link_bytes[host][group.axis as usize] += cost.link_bytes;
             self.seen.memory_bytes[host] += cost.memory_bytes / group.hosts.len() as f64;
         }
-        self.occupy(group, way.core_share());
+        self.groups[number].core_share = cost.core_share;
+        self.occupy(group, cost.core_share);
         // Ranks that stop for an exchange wait for whoever was slower this time. Others go on meanwhile.
         let measured =
             scene.cluster.inside.measured.as_ref().filter(|_| scene.contention && !way.in_background());
@@ -86,7 +91,7 @@ impl Clock<'_> {
     pub(super) fn group_is_done(&mut self, number: usize) -> Result<(), ClockError> {
         let scene = self.scene;
         let group = &scene.groups[number];
-        self.occupy(group, -scene.ways[group.way].core_share());
+        self.occupy(group, -self.groups[number].core_share);
         let axis = group.axis;
         self.groups[number].met = self.now;
         for &rank in &group.members {

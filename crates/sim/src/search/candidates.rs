@@ -41,6 +41,8 @@ impl PlanChoice {
     pub fn samples(&self, question: &Question) -> usize {
         let parts = match question.base.shards {
             Some(shards) => shards,
+            // Where no rank waits for another, a step is one rank's alone.
+            None if question.base.is_free() => self.microbatches,
             None => self.microbatches * self.mesh.data,
         };
         question.batch.div_ceil(parts).max(1)

@@ -27,6 +27,7 @@ use polyreme_parallel::{Mesh, Plan, Updates, choose_cuts};
 use super::candidates::PlanChoice;
 use super::question::{Question, Seating, Sharding};
 use crate::cluster::Cluster;
+use crate::coding::CodedOp;
 use crate::exchange::{GroupOp, GroupWay, message, way_of};
 use crate::fleet::Fleet;
 use crate::score::{Meeting, PartOf, Score, meeting};
@@ -126,6 +127,7 @@ impl<'q> Steps<'q> {
                 updates: Updates::AtEnd,
                 shard_weights: false,
                 cuts: Vec::new(),
+                servers: None,
                 precision: question.precisions[precision].1.clone(),
                 ..question.base.clone()
             };
@@ -338,23 +340,34 @@ impl<'q> Steps<'q> {
         // Parameters, as they are split.
         let params = self.params(mesh.tensor, precision)? / stages;
         let data = mesh.data as f64;
+        // Ranks that send codes, or take steps by themselves, keep everything.
+        let whole_each =
+            question.base.wire.is_some() || question.base.local.is_some() || question.base.servers.is_some();
         let parted = match choice.sharding {
-            Sharding::Usual => choice.shares_memory(cluster),
+            Sharding::Usual => choice.shares_memory(cluster) && !whole_each,
             Sharding::Nothing => false,
             Sharding::Optimizer | Sharding::Gradients | Sharding::Weights => true,
         };
         let update_us = by_tensor.update_us * slowness / stages / if parted { data } else { 1.0 };
         let link = self.link(choice, Axis::Data, cluster);
         let bytes = params * DType::F32.bytes() as f64;
+        let coded = question.base.wire.map(|codec| CodedOp::at_least(codec, params));
+        let bytes = coded.map_or(bytes, |coded| coded.wire_bytes());
+        let gradients = GroupOp { op: FrameOp::AllReduce, bytes, visible: true, coded };
         let sums = |op: FrameOp| match mesh.data {
             1 => 0.0,
-            n => link.group_us(cluster, n, GroupOp { op, bytes, visible: true }),
+            n => link.group_us(cluster, n, GroupOp { op, ..gradients }),
         };
         // Over links, gradients are summed while the last microbatch goes back; in memory, ranks stop for it.
-        let hidden_us = if link.crosses { each_us * 2.0 / 3.0 } else { 0.0 };
+        let local = question.base.local.is_some();
+        let hidden_us = if link.crosses && !local { each_us * 2.0 / 3.0 } else { 0.0 };
         let sums_us = rounds * ((tensor_sums_us + sequence_sums_us) / stages - each_us * 2.0 / 3.0).max(0.0);
         let data_us = sums_us
             + match choice.sharding {
+                // Servers update, and what goes to them and back is hidden as far as is known here.
+                _ if question.base.servers.is_some() => 0.0,
+                // Weights, after some steps.
+                _ if local => sums(FrameOp::AllReduce) / question.base.run_steps.max(1) as f64,
                 Sharding::Weights => {
                     // Weights are gathered for every microbatch, ahead of their use; small ones are not sharded.
                     let gathered = rounds * sums(FrameOp::AllGather) + sums(FrameOp::ReduceScatter);
@@ -383,7 +396,13 @@ impl<'q> Steps<'q> {
                 Sharding::Gradients => four + (four + moments) / data,
                 Sharding::Weights => (2.0 * four + moments) / data,
             };
-        Ok(Estimate { step_us: passes_us + update_us + data_us, state_bytes })
+        let step_us = match question.base.servers {
+            None => passes_us + update_us + data_us,
+            Some(servers) if servers.lockstep => passes_us,
+            // In the time of one, each rank does one.
+            Some(_) => passes_us / data,
+        };
+        Ok(Estimate { step_us, state_bytes })
     }
 
     /// About how many microseconds it takes to lower and simulate a choice.

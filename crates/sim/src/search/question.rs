@@ -25,6 +25,8 @@ pub struct Question<'a> {
     pub precisions: &'a [(&'static str, Precision)],
     /// What is not searched: buckets, norms, logical shards, when parameters are updated, cuts.
     pub base: &'a Plan,
+    /// With parameter servers that apply gradients as they come: how far ranks may run ahead of the slowest, if that is bounded.
+    pub staleness: Option<usize>,
     /// What the job has decided.
     pub fixed: FixedKeys,
 }

@@ -70,6 +70,18 @@ impl<'q> Graphs<'q> {
     /// Lowers a choice and simulates it. Activations are computed a second time if it would not fit otherwise.
     pub(super) fn attempt(&mut self, choice: &PlanChoice, cluster: &Cluster) -> Result<FoundPlan, LostBy> {
         let question = self.question;
+        if question.base.wire.is_some() && choice.shares_memory(cluster) && choice.mesh.ranks() > 1 {
+            let why = "`parallel.wire` is for ranks that are connected by a network, and these share memory";
+            return Err(LostBy::Refused(why.into()));
+        }
+        if let Some(servers) = question.base.servers.filter(|plan| plan.servers > choice.mesh.ranks()) {
+            let why = format!(
+                "`parallel.servers` of {} for {} ranks: a rank hosts one server at most; use fewer, or more ranks",
+                servers.servers,
+                choice.mesh.ranks()
+            );
+            return Err(LostBy::Refused(why));
+        }
         let room = Room::new(question, cluster, choice);
         let lower = |graphs: &mut Graphs, budget: Option<usize>| -> Result<Fleet, LostBy> {
             let step = graphs.of(choice.samples(question)).map_err(LostBy::Refused)?;
@@ -109,6 +121,7 @@ pub(super) fn found(
         ranks_per_host: choice.seating.ranks_per_host,
         threads: choice.seating.threads,
         runs: if ranks > RANKS_OF_TWO_STEPS { 1 } else { 2 },
+        staleness: question.staleness,
         ..SimSettings::default()
     };
     let report = simulate(&fleet, cluster, &settings).map_err(|e| e.to_string())?;

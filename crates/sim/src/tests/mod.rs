@@ -1,8 +1,10 @@
 //! Tests of the whole simulator on described clusters.
 
+mod coding;
 mod files;
 mod scale;
 mod search;
+mod served;
 mod steps;
 mod twins;
 mod ways;

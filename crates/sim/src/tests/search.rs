@@ -50,6 +50,7 @@ impl AskedPlan {
             bytes_of: &bytes_of,
             process_bytes: 0,
             precisions: &self.precisions,
+            staleness: None,
             base: &self.base,
             fixed: self.fixed,
         })
@@ -134,6 +135,7 @@ fn question_of(asked: &AskedPlan) -> Question<'_> {
         bytes_of: &|_, _| 0,
         process_bytes: 0,
         precisions: &[],
+        staleness: None,
         base: &asked.base,
         fixed: asked.fixed,
     }

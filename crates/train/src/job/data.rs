@@ -163,6 +163,8 @@ fn keys() -> Vec<Key<DataSpec>> {
         ignore: patterns() => |s| choice(s).map(|c| &mut c.ignore); or "none";
         /// columns that are categories though they look like numbers or like ids, by name or by pattern
         categories: patterns() => |s| choice(s).map(|c| &mut c.categories); or "columns of words";
+        /// columns that are texts whose words are learnt from beside the other columns (mlp, tabular), by name or by pattern
+        texts: patterns() => |s| choice(s).map(|c| &mut c.texts); or "columns of words that most rows have their own of, with several words in each";
         /// what stands for a blank, besides an empty field
         blanks: patterns() => |s| choice(s).map(|c| &mut c.blanks); or "NA, N/A, NaN, null and ?";
         /// up to how many values a category is one-hot; a vector is learnt for each value of one with more
@@ -171,9 +173,9 @@ fn keys() -> Vec<Key<DataSpec>> {
         text: columns() => |s| choice(s).map(|c| &mut c.text.columns); or "none";
         /// the column with a tag for each word of the text, by name or by number from 0: a list, or tags with spaces between
         tags: maybe(column()) => |s| choice(s).map(|c| &mut c.text.tags); or "a text has one label";
-        /// the most tokens of a text; longer ones are cut
+        /// the most tokens of a text, or words with `texts`; longer ones are cut
         length: maybe(whole(1..=CONTEXT_MAX)) => |s| choice(s).map(|c| &mut c.text.length);
-            or "`model.context`, or as many as the longest has, at most 512";
+            or "`model.context`, or as many as the longest has, at most 512; of words 128";
         /// how many lengths there are that texts are filled up to
         buckets: whole(1..=BUCKETS_MAX) => |s| choice(s).map(|c| &mut c.text.buckets);
         /// whether rows are kept in memory; otherwise they are read where they lie, from files that may be larger than memory (csv and jsonl)
@@ -326,12 +328,13 @@ fn check(spec: &mut DataSpec, c: &Cursor) {
     if let Source::Table { choice, .. } = &spec.source {
         let texts = !choice.text.columns.is_empty();
         for key in ["tokenizer", "length", "buckets", "tags"] {
-            if c.has(key) && !texts {
+            let words = key == "length" && !choice.texts.is_empty();
+            if c.has(key) && !texts && !words {
                 let message = format!("`data.{key}` is for texts, and `data.text` names no column");
                 c.fault(key, message, "write text = \"COLUMN\"");
             }
         }
-        for key in ["columns", "ignore", "categories", "blanks", "one_hot"] {
+        for key in ["columns", "ignore", "categories", "texts", "blanks", "one_hot"] {
             if c.has(key) && texts {
                 let message = format!(
                     "`data.{key}` is for columns of numbers and words, and `data.text` leaves those out"

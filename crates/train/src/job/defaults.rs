@@ -6,6 +6,7 @@ use polyreme_collective::patience::{SILENCE, STALL};
 use polyreme_data::{Features, Spec, Target};
 use polyreme_dtype::DType;
 use polyreme_graph::{Adafactor, Moments, Optimizer};
+use polyreme_nn::layer::TextIds;
 use polyreme_nn::model::StackInput;
 use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
@@ -76,10 +77,16 @@ impl ModelSpec {
 
     /// Takes open sizes from the data and holds the others against them; nothing is open afterwards.
     pub fn fit(&mut self, data: &Spec) -> Result<Fitted, FitError> {
+        let texts: Vec<TextIds> = match &data.features {
+            Features::Mixed { texts, .. } => {
+                texts.iter().map(|text| TextIds { ids: text.ids, length: text.length }).collect()
+            }
+            _ => Vec::new(),
+        };
         let sample = match &data.features {
             &Features::Image { channels, height, width, .. } => Sample::Image { channels, height, width },
             &Features::Row { width } => Sample::Row { width },
-            Features::Mixed { numbers, ids } => Sample::Mixed { numbers: *numbers, ids },
+            Features::Mixed { numbers, ids, .. } => Sample::Mixed { numbers: *numbers, ids, texts: &texts },
             &Features::Ids { time, vocab } => Sample::Ids { vocab, time },
             &Features::Texts { vocab, padding, .. } => {
                 Sample::Texts { vocab, time: data.features.numel(), padding }

@@ -293,7 +293,9 @@ fn check_way(spec: &ParallelSpec, c: &Cursor) {
         refuse(why, "leave `balance` out, or write one weight for each rank");
     }
     if let Some(key) = spec.open.names().first() {
-        let why = format!("is not known to the planner, which `{key} = \"auto\"` asks");
+        let why = format!(
+            "works where each rank has the whole model, and `{key} = \"auto\"` asks for ways to split it"
+        );
         refuse(&why, "leave `sync` out, or write numbers for the axes");
     }
 }
@@ -362,7 +364,9 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
         refuse(why, "leave `balance` out");
     }
     if let Some(key) = spec.open.names().first() {
-        let why = format!("is not known to the planner, which `{key} = \"auto\"` asks");
+        let why = format!(
+            "works where each rank has the whole model, and `{key} = \"auto\"` asks for ways to split it"
+        );
         refuse(&why, "leave `sync` out, or write numbers for the axes");
     }
 }

@@ -157,7 +157,9 @@ pub(super) fn check(spec: &ParallelSpec, c: &Cursor) {
         refuse(why, "leave one of them out");
     }
     if let Some(key) = spec.open.names().first() {
-        let why = format!("is not known to the planner, which `{key} = \"auto\"` asks");
+        let why = format!(
+            "works where each rank has the whole model, and `{key} = \"auto\"` asks for ways to split it"
+        );
         refuse(why, "leave `wire` out, or write numbers for the axes");
     }
 }

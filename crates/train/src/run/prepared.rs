@@ -644,8 +644,14 @@ fn describe(spec: &Spec) -> String {
     let sample = match spec.features {
         Features::Image { channels, height, width, .. } => format!("image {channels}x{height}x{width}"),
         Features::Row { width } => format!("{width} numbers"),
-        Features::Mixed { numbers, ref ids } => {
-            format!("{numbers} numbers, {} categories with learnt vectors", ids.len())
+        Features::Mixed { numbers, ref ids, ref texts } => {
+            let n = |n: usize, one: &str, many: &str| match n {
+                0 => String::new(),
+                1 => format!(", 1 {one}"),
+                n => format!(", {n} {many}"),
+            };
+            let categories = n(ids.len(), "category with learnt vectors", "categories with learnt vectors");
+            format!("{numbers} numbers{categories}{}", n(texts.len(), "text", "texts"))
         }
         Features::Ids { time, vocab } => format!("{time} ids below {vocab}"),
         Features::Texts { vocab, .. } => {

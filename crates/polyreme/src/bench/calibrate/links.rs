@@ -4,10 +4,12 @@ use std::error::Error;
 
 use polyreme_collective::links::{self, Costs};
 use polyreme_collective::{Comm, Linked};
+use polyreme_kernels::Isa;
 use polyreme_net::loopback;
 use polyreme_sim::BetweenSpec;
 use polyreme_sim::calibration::LinkTimes;
 
+use super::codecs;
 use crate::bench::collective::{self, BenchOp};
 use crate::bench::on_ranks;
 
@@ -21,14 +23,14 @@ type Measuring<T> = Result<T, Box<dyn Error + Send + Sync>>;
 /// How often each is measured: the least counts, of a thread that was never put to sleep meanwhile.
 const TAKES: usize = 3;
 
-pub(super) fn measure(quick: bool, unevenness: f64) -> Measuring<LinkTimes> {
+pub(super) fn measure(quick: bool, unevenness: f64, isa: Isa) -> Measuring<LinkTimes> {
     let sizes = if quick { &QUICK[..] } else { &SIZES[..] };
     let (meet_us, shared) = times(Comm::local(2), sizes)?;
     let (_, over_loopback) = times(connected()?, sizes)?;
     let Costs { latency_us, message_us, bytes_per_us, reduce_bytes_per_us } = costs()?;
     // Both ends of the loopback interface are this machine's cores.
     let loopback = BetweenSpec { latency_us, message_us, bytes_per_us, reduce_bytes_per_us, core_share: 1.0 };
-    Ok(LinkTimes { meet_us, shared, loopback, over_loopback, unevenness })
+    Ok(LinkTimes { meet_us, shared, loopback, over_loopback, unevenness, codecs: codecs::measure(isa) })
 }
 
 /// Two ranks over the loopback interface. Making a group is collective.

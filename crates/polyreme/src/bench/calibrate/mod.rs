@@ -2,9 +2,10 @@
 //!
 //! Small graphs of one op and its gradient are run over grids of sizes, by the engine that runs training, in f32 and bf16: with one
 //! thread, with all threads, and with one on each core at the same time, which is what ranks on one host cost each other. Then
-//! exchanges between two ranks, in memory and over the loopback interface, by size. No job is looked at: what a simulation of one
-//! says is a prediction.
+//! exchanges between two ranks, in memory and over the loopback interface, by size, and codecs of what travels. No job is looked at: what a
+//! simulation of one says is a prediction.
 
+mod codecs;
 mod links;
 mod timing;
 mod trials;
@@ -70,7 +71,7 @@ pub fn measure(isa: Isa, quick: bool) -> Result<CalibrationFile, Box<dyn Error +
     let tables =
         variants.iter().zip(found).flat_map(|(variant, found)| timing::tables(found, *variant)).collect();
     let unevenness = timing::unevenness(&trials, isa, if quick { 20 } else { 300 })?;
-    let links = links::measure(quick, unevenness)?;
+    let links = links::measure(quick, unevenness, isa)?;
     let machine = MachineFacts {
         name: process::cpu_name(),
         isa: isa.name().into(),

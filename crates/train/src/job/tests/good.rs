@@ -33,12 +33,12 @@ fn every_model_has_its_sizes() {
     };
     check(
         "kind = \"mlp\"\nhidden = [3]\nactivation = \"tanh\"\ninputs = 5\nclasses = 7\ndropout = 0.5",
-        "Mlp(Mlp { inputs: 5, categories: [], hidden: [3], classes: 7, activation: \"tanh\", dropout: 0.5 })",
+        "Mlp(Mlp { inputs: 5, categories: [], texts: [], hidden: [3], classes: 7, activation: \"tanh\", dropout: 0.5 })",
         &[],
     );
     check(
         "kind = \"tabular\"\nwidth = 64\nhidden = 96\nlayers = 3\nembed = 0\ndropout = 0\ninputs = 9",
-        "Tabular(Tabular { inputs: 9, categories: [], embed: 0, width: 64, hidden: 96, layers: 3, classes: 10, \
+        "Tabular(Tabular { inputs: 9, categories: [], texts: [], embed: 0, width: 64, hidden: 96, layers: 3, classes: 10, \
          dropout: 0.0 })",
         &["classes"],
     );
