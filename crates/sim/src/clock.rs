@@ -316,7 +316,7 @@ impl<'a> Clock<'a> {
         };
         let served = scene.ranks.first().map_or(&[][..], |place| &scene.scores[place.score].served[..]);
         let n_servers = served.iter().map(|part| part.server + 1).max().unwrap_or(0);
-        let range = |_| RangeState { pushed: vec![0; scene.ranks.len()], ..RangeState::default() };
+        let range = |_| RangeState::new(scene.ranks.len());
         let host = |_| HostClock {
             busy: Vec::new(),
             threads: 0.0,

@@ -82,7 +82,7 @@ impl AskedJob {
         let (parallel, train) = (&job.parallel, &job.train);
         let mut base = plan(parallel, parallel.n_microbatches(train.accumulate), has_statistics);
         if base.local.is_some() {
-            base.run_steps = parallel.every;
+            base.run_steps = parallel.steps_apart();
         }
         let alone = has_statistics && base.norms == Norms::Local;
         let bounded = parallel.sync == SyncKind::PsBounded;

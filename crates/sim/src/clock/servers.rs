@@ -56,6 +56,13 @@ pub(super) struct RangeState {
     waiting: Vec<(usize, usize)>,
 }
 
+impl RangeState {
+    /// Of a range that so many ranks have weights of, before any gradient.
+    pub(super) fn new(ranks: usize) -> RangeState {
+        RangeState { pushed: vec![0; ranks], ..RangeState::default() }
+    }
+}
+
 impl Clock<'_> {
     fn served(&self, range: usize) -> ServedPart {
         self.scene.scores[self.scene.ranks[0].score].served[range]
