@@ -216,7 +216,7 @@ pub fn plan(comm: &Comm, mesh: Mesh, shard_gradients: bool) -> Plan {
 
 /// The same where each rank takes so many steps by itself.
 pub(super) fn by_itself(plan: Plan, run_steps: usize) -> Plan {
-    let local = Some(LocalSteps { outer: None });
+    let local = Some(LocalSteps { outer: None, drift: None, turns: None });
     Plan { local, run_steps, keeps: Keeps::All, weights: Weights::Own, ..plan }
 }
 
