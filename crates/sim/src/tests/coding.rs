@@ -105,7 +105,7 @@ fn local_steps_share_an_exchange() {
     let us = |every: usize| {
         let plan = Plan {
             mesh: Mesh::data(4),
-            local: Some(LocalSteps { outer: None }),
+            local: Some(LocalSteps { outer: None, drift: None, turns: None }),
             run_steps: every,
             ..Plan::alone()
         };

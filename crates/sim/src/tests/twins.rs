@@ -78,6 +78,7 @@ fn file(us: impl Fn([f64; 3], usize) -> f64) -> CalibrationFile {
         loopback: BetweenSpec::new(10.0, 16.0),
         over_loopback: points,
         unevenness: 0.0,
+        codecs: Vec::new(),
     };
     CalibrationFile { format: FORMAT, machine, tables: tables.collect(), links }
 }
