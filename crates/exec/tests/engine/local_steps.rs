@@ -213,6 +213,17 @@ fn mean(of: &[Vec<f32>]) -> Vec<f32> {
     mean
 }
 
+/// The mean of weights; where codes of differences travel that lose nothing, by way of these.
+fn agreed(all: &[Vec<f32>], before: &[f32], coded: bool) -> Vec<f32> {
+    if !coded {
+        return mean(all);
+    }
+    let apart = |w: &Vec<f32>| w.iter().zip(before).map(|(w, b)| w - b).collect();
+    let mut mean = mean(&all.iter().map(apart).collect::<Vec<_>>());
+    mean.iter_mut().zip(before).for_each(|(x, b)| *x += b);
+    mean
+}
+
 fn outer_step(mean: &mut [f32], before: &[f32], velocity: &mut [f32], OuterStep { lr, momentum }: OuterStep) {
     let (lr, momentum) = (lr as f32, momentum as f32);
     for ((w, from), v) in mean.iter_mut().zip(before).zip(velocity) {
@@ -253,7 +264,7 @@ fn twin(local: Local) -> Vec<Ended> {
             let begins =
                 local.turns.and_then(|turns| turns.within(steps).find(|([begins, _], _)| *begins == done));
             let mut arrive = |engines: &mut [Engine], range: Range<usize>, sent: Vec<Vec<f32>>| {
-                let mut new = mean(&sent);
+                let mut new = agreed(&sent, &before[range.clone()], local.wire.is_some());
                 if let Some(outer) = local.outer {
                     outer_step(&mut new, &before[range.clone()], &mut velocity[range.clone()], outer);
                 }
@@ -281,7 +292,7 @@ fn twin(local: Local) -> Vec<Ended> {
             // What is seen after a step is heard after the next.
             heard = seen.take();
             if let Some(DriftBound { drift, look }) = local.drift
-                && done % look == 0
+                && done.is_multiple_of(look)
             {
                 let squares = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
                 let moved = |engine: &Engine| -> f64 {
@@ -297,7 +308,10 @@ fn twin(local: Local) -> Vec<Ended> {
         first += done;
         for what in [Kept::Params, Kept::States] {
             let all: Vec<Vec<f32>> = engines.iter().map(|engine| engine.kept(what).to_vec()).collect();
-            let mut mean = mean(&all);
+            let mut mean = match what {
+                Kept::Params => agreed(&all, &before, local.wire.is_some()),
+                _ => mean(&all),
+            };
             if let (Kept::Params, Some(outer)) = (what, local.outer) {
                 outer_step(&mut mean, &before, &mut velocity, outer);
             }
@@ -447,4 +461,9 @@ fn parts_of_the_model_take_turns() {
     }
     let turns = Some(FragmentTurns { fragments: 2, every: 2, overlap: 1 });
     check(Local { turns, own: true, outer, microbatches: 2, ..PLAIN });
+    // A format that loses nothing, with turns and without.
+    let wire = Some(WireCodec::Blocks(BlockCodec::TopK { ppm: 1_000_000 }));
+    for (turns, outer) in [(None, None), (None, outer), (turns, None), (turns, outer)] {
+        check(Local { turns, outer, wire, over: Over::Sockets, ..PLAIN });
+    }
 }
