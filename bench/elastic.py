@@ -3,7 +3,7 @@
 
     cargo build --release
     bench/elastic.py kills [--seconds 120] [--every 1s] [--transport shm]  # examples/digits.toml on 4 ranks, a kill and a join each second
-    bench/elastic.py faults [--seconds 600]                 # the same in network namespaces: kills, cut links and pauses
+    bench/elastic.py faults --seconds 330                   # the same in network namespaces: kills, cut links and pauses
     bench/elastic.py coordinator [--kills 50]               # 3 ranks; the coordinator is killed and started again
     bench/elastic.py successor [--kills 50]                 # 4 ranks; the process that coordinates is killed, and another rank joins
     bench/elastic.py etcd [--kills 20]                      # 3 ranks and 3 servers of etcd: its leader and the coordinating process are killed
@@ -86,7 +86,7 @@ def kills(folder, seconds, every, transport):
 
 
 def faults(folder, seconds):
-    chaos = "kill=3s,cut=11s:1s..9s,stop=28s:2s..20s,join=2s,seed=7"
+    chaos = "kill=1500ms,cut=6s:500ms..5s,stop=15s:2s..20s,join=1s,seed=7"
     under_chaos(folder, seconds, chaos, *sets("parallel.patience=3"))
 
 
