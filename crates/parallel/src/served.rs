@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use polyreme_graph::{DType, Instr, Region, ServedRange};
+use polyreme_graph::memory::state_len;
+use polyreme_graph::{Axis, Body, Collective, DType, Instr, Program, Region, ServedRange};
 
 use crate::buckets::cuts;
 use crate::plan::{Plan, Training};
@@ -13,6 +14,25 @@ pub(crate) fn server_cuts(len: usize, plan: &Plan) -> Arc<[usize]> {
     let servers = plan.servers.map_or(1, |plan| plan.servers);
     let others = plan.ranks().saturating_sub(servers);
     cuts(len, servers).iter().copied().chain(std::iter::repeat_n(len, others)).collect()
+}
+
+/// The program after which a rank that only serves has the mean of the workers' states; theirs stay as they are. The body says where they are
+/// stored.
+pub fn states_of_workers(plan: &Plan, body: &Arc<Body>) -> Program {
+    let mut program = Program::empty(vec![body.clone()]);
+    let own = Region::States(0..state_len(&body.graph));
+    let mean = program.buffer("states of workers", DType::F32, state_len(&body.graph));
+    let serves = plan.only_serves();
+    program.instrs.push(match serves {
+        true => Instr::Zero(mean.clone()),
+        false => Instr::Copy { from: own.clone(), into: mean.clone() },
+    });
+    program.exchange_now(Collective::AllReduce, Axis::Data, mean.clone());
+    if serves {
+        program.instrs.push(Instr::Divide { of: mean.clone(), by: plan.workers() });
+        program.instrs.push(Instr::Copy { from: mean, into: own });
+    }
+    program
 }
 
 impl Lowering {
@@ -42,6 +62,9 @@ impl Lowering {
 
     /// What comes behind the gradients: clipping and pushes if they had to wait, then the weights of all ranges.
     pub(crate) fn serve_updates(&mut self, training: &Training) {
+        if self.only_serves {
+            return;
+        }
         let n = self.program.served.len();
         if let Some(max_norm) = training.max_norm() {
             let squares = self.program.buffer("squares", DType::F64, 1);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polyreme_net::Report;
 use polyreme_net::mailbox::{Class, Label, Letter, Payload};
@@ -52,7 +52,7 @@ pub struct ServerClient {
 }
 
 impl ServerClient {
-    /// The end of this rank; servers are beside the first ranks.
+    /// The end of this rank; there are servers on the first ranks.
     pub fn new(mail: ServerMail, servers: usize) -> ServerClient {
         ServerClient {
             mail,
@@ -188,13 +188,21 @@ impl ServerClient {
 
     /// Asks for a block; `done` is the last one that it got, if it is in all ranges now.
     pub fn ask(&mut self, segment: u64, done: Option<u64>, stop: bool) -> Result<(), Report> {
+        self.ask_as(if stop { kind::ASK_AND_STOP } else { kind::ASK }, segment, done)
+    }
+
+    /// Asks for no block, and to be told when the segment is over: for a rank that only serves.
+    pub fn watch(&mut self, segment: u64, stop: bool) -> Result<(), Report> {
+        self.ask_as(if stop { kind::WATCH_AND_STOP } else { kind::WATCH }, segment, None)
+    }
+
+    fn ask_as(&mut self, kind: u16, segment: u64, done: Option<u64>) -> Result<(), Report> {
         self.asked += 1;
-        let kind = if stop { kind::ASK_AND_STOP } else { kind::ASK };
         let label = label(kind, segment, self.asked, done.unwrap_or(NO_BLOCK));
         self.post(LEASES_AT, Class::Data, label, Payload::from(Vec::new()))
     }
 
-    /// The next answer of the leases.
+    /// The next answer of the leases to the last question.
     pub fn answer(&mut self) -> Result<LeaseAnswer, Report> {
         loop {
             if let Some(answer) = self.told.pop_front() {
@@ -204,16 +212,31 @@ impl ServerClient {
         }
     }
 
+    /// The same with a deadline, after which it returns `None`. For a rank that expects no other letters.
+    pub fn answer_until(&mut self, until: Instant) -> Result<Option<LeaseAnswer>, Report> {
+        loop {
+            if let Some(answer) = self.told.pop_front() {
+                return Ok(Some(answer));
+            }
+            let Some(letter) = self.mail.to_workers.take_until(until)? else { return Ok(None) };
+            self.put(letter)?;
+        }
+    }
+
     /// The mailboxes, to be closed.
     pub fn into_mail(self) -> ServerMail {
         self.mail
     }
 
-    /// Takes a letter and puts it where it is looked for.
+    /// Waits for a letter and puts it where it is looked for.
     fn take(&mut self) -> Result<(), Report> {
         let Some(letter) = self.mail.to_workers.take()? else {
             return Err(failed(self.mail.rank(), "its mailbox was closed while it waited".into()));
         };
+        self.put(letter)
+    }
+
+    fn put(&mut self, letter: Letter) -> Result<(), Report> {
         let (place, from) = (letter.label.place, letter.from);
         match letter.label.kind {
             kind @ (kind::WEIGHTS | kind::STATE) => {
@@ -222,6 +245,8 @@ impl ServerClient {
                     self.came.insert((from, kind, place), letter);
                 }
             }
+            // A question that was asked again is answered again.
+            kind::LEASE | kind::REST | kind::OVER if letter.label.ticket != self.asked => {}
             kind::LEASE => {
                 let Ok(clock) = letter[..].try_into() else {
                     return Err(failed(from, "it sent a lease without a clock".into()));

@@ -189,11 +189,13 @@ impl<S: RangeStore> ServerDesk<S> {
                 let (blocks, longest) = (place..number(0), Duration::from_micros(number(8)));
                 return self.lease(LeaseEvent::Open { segment: letter.label.ticket, blocks, longest });
             }
-            kind::ASK | kind::ASK_AND_STOP => {
+            asks @ (kind::ASK | kind::ASK_AND_STOP | kind::WATCH | kind::WATCH_AND_STOP) => {
                 let (segment, number) = session_and_clock(letter.label.ticket);
-                let (done, stop) =
-                    (Some(place).filter(|block| *block != NO_BLOCK), letter.label.kind == kind::ASK_AND_STOP);
-                return self.lease(LeaseEvent::Ask { worker: letter.from, segment, number, done, stop });
+                let done = Some(place).filter(|block| *block != NO_BLOCK);
+                let stop = matches!(asks, kind::ASK_AND_STOP | kind::WATCH_AND_STOP);
+                let watches = matches!(asks, kind::WATCH | kind::WATCH_AND_STOP);
+                let worker = letter.from;
+                return self.lease(LeaseEvent::Ask { worker, segment, number, done, stop, watches });
             }
             other => return self.refuse(from, &format!("a letter of kind {other}")),
         };

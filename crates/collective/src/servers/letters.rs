@@ -24,6 +24,8 @@ pub(super) mod kind {
     pub(crate) const REFUSED: u16 = 13;
     pub(crate) const PULL_STATE: u16 = 14;
     pub(crate) const STATE: u16 = 15;
+    pub(crate) const WATCH: u16 = 16;
+    pub(crate) const WATCH_AND_STOP: u16 = 17;
 }
 
 /// Bytes of a push before its gradients: the weight of its samples, and what its gradients are multiplied by.

@@ -1,6 +1,6 @@
 //! Parameter servers over mailboxes: the thin shell around the decisions of [`polyreme_net::servers`].
 //!
-//! A server is a thread ([`ServerHost`]) beside a rank. Every rank is a worker, with a [`ServerClient`]. Two mailboxes connect them, one for
+//! A server is a thread ([`ServerHost`]) of a rank, which is a worker too or only serves. Every rank has a [`ServerClient`]. Two mailboxes connect them, one for
 //! each direction, so that a thread only takes what is meant for it: between processes over TCP, between threads in memory.
 //!
 //! ```text
@@ -13,6 +13,8 @@
 //!                                  <--   state: place = range, which [f32 ...]
 //!    ask: place = done block       -->     only server 0, which has the leases
 //!                                  <--   lease, rest, or over: place = block; with a lease, where the clock of whoever joins starts
+//!    watch                         -->     the same for a rank that wants no block
+//!                                  <--   rest, over
 //! ```
 //!
 //! # Bytes

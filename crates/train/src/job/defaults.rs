@@ -11,7 +11,7 @@ use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
 use super::open::OpenKeys;
 use super::spec::*;
-use super::sync::SyncKind;
+use super::sync::{ServersSpec, SyncKind};
 use super::wire::WireSpec;
 use crate::schedule::{Schedule, ScheduleShape};
 
@@ -265,7 +265,7 @@ impl Default for ParallelSpec {
             every: 50,
             outer: None,
             staleness: 3,
-            servers: 1,
+            servers: ServersSpec::default(),
             elastic: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),

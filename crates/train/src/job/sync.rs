@@ -7,6 +7,7 @@ use polyreme_parallel::ServerPlan;
 
 use super::cursor::Cursor;
 use super::declare::{keys, section};
+use super::parallel::RANKS_MAX;
 use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
@@ -21,6 +22,28 @@ const OUTER_LR: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Includ
 pub(super) const STALENESS_MAX: u64 = 1 << 20;
 /// A momentum of 1 never forgets.
 const OUTER_MOMENTUM: Bounds = Bounds { low: Bound::Included(0.0), high: Bound::Excluded(1.0) };
+
+/// Where parameter servers are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServersSpec {
+    /// So many, each beside one of the first ranks.
+    Beside(usize),
+    /// On ranks that do nothing else.
+    Apart(ServingRanks),
+}
+
+/// Ranks that only serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServingRanks {
+    /// How many, the first ones.
+    pub ranks: usize,
+}
+
+impl Default for ServersSpec {
+    fn default() -> ServersSpec {
+        ServersSpec::Beside(1)
+    }
+}
 
 /// How replicas agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -129,6 +152,27 @@ pub(super) fn sync() -> Type<SyncChoice> {
     });
     either(always, turned)
 }
+
+/// How servers stand in a job file.
+pub(super) fn servers() -> Type<ServersSpec> {
+    let beside = whole(1..=RANKS_MAX).map(ServersSpec::Beside, |servers| match servers {
+        ServersSpec::Beside(n) => Some(*n),
+        ServersSpec::Apart(_) => None,
+    });
+    let apart = table::<ServingRanks>().map(ServersSpec::Apart, |servers| match servers {
+        ServersSpec::Apart(ranks) => Some(*ranks),
+        ServersSpec::Beside(_) => None,
+    });
+    either(beside, apart)
+}
+
+section! { ServingRanks => {
+    let keys = keys! { ServingRanks;
+        /// how many ranks have a server and no samples: the first ones
+        ranks: whole(1..=RANKS_MAX) => |s| Some(&mut s.ranks); needed "write how many ranks only serve, such as ranks = 2";
+    };
+    Section::new("parallel.servers", "a number, or a table such as { ranks = 2 }", |_| ServingRanks { ranks: 1 }, keys)
+} }
 
 section! { SyncTurn => {
     let keys = keys! { SyncTurn;
@@ -325,16 +369,30 @@ impl ParallelSpec {
         };
     }
 
-    /// The servers beside so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks.
+    /// The servers of so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks, and one rank at
+    /// least learns, also if it is alone and has to serve too.
     pub fn server_plan(&self, ranks: usize) -> Result<Option<ServerPlan>, String> {
         if !self.sync.has_servers() {
             return Ok(None);
         }
-        let servers = if self.elastic.is_some() { self.servers.min(ranks) } else { self.servers };
-        if servers > ranks {
-            let hint = "a rank hosts one server at most; use fewer, or more ranks";
-            return Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"));
+        let lockstep = self.sync == SyncKind::Ps;
+        let plan = |servers: usize, serving: usize| Ok(Some(ServerPlan { servers, serving, lockstep }));
+        match (self.servers, self.elastic.is_some()) {
+            (ServersSpec::Beside(servers), true) => plan(servers.min(ranks), 0),
+            (ServersSpec::Beside(servers), false) if servers > ranks => {
+                let hint = "a rank hosts one server at most; use fewer, or more ranks";
+                Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"))
+            }
+            (ServersSpec::Beside(servers), false) => plan(servers, 0),
+            (ServersSpec::Apart(serving), true) => {
+                let serving = serving.ranks.min(ranks.saturating_sub(1));
+                plan(serving.max(1), serving)
+            }
+            (ServersSpec::Apart(serving), false) if serving.ranks >= ranks => Err(format!(
+                "`parallel.servers` leaves no rank that learns: of {ranks}, {} only serve; start more ranks, or write fewer",
+                serving.ranks
+            )),
+            (ServersSpec::Apart(serving), false) => plan(serving.ranks, serving.ranks),
         }
-        Ok(Some(ServerPlan { servers, lockstep: self.sync == SyncKind::Ps }))
     }
 }

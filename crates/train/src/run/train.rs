@@ -423,6 +423,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
+        let workers = ranks - self.prepared.learner.plan.servers.map_or(0, |servers| servers.serving);
         let (samples, lr) = (pace.len(step), self.prepared.lr(step));
         self.progress.samples += samples as u64;
         if let Some(ledger) = &mut self.progress.ledger {
@@ -449,7 +450,7 @@ impl Run {
         }
         let here = self.started.elapsed().as_secs_f64().max(1e-9);
         // What a rank waits with nobody to wait for is the price of a look at the clock.
-        self.waited += if ranks > 1 { result.extra[1] / ranks as f64 } else { 0.0 };
+        self.waited += if ranks > 1 { result.extra[1] / workers as f64 } else { 0.0 };
         let waiting_for_ranks = (self.waited / here).min(1.0);
         observer.event(Event::Step(&StepDone {
             step: step + 1,
@@ -523,7 +524,7 @@ impl Run {
         }
         let began = Instant::now();
         let peak_mib = self.prepared.peak_bytes.map(|peak| peak() as f64 / f64::from(1 << 20));
-        self.settle_servers();
+        self.settle_servers()?;
         let progress = Progress { seconds: self.seconds(), peak_mib, ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {

@@ -468,7 +468,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 every: threads.filter(|_| local).unwrap_or(ParallelSpec::default().every),
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
-                servers: 1,
+                servers: ServersSpec::default(),
                 elastic: None,
                 balance,
                 follow_load: sync_batch_norm,
