@@ -34,8 +34,9 @@
 //! With servers each bucket is pushed to those that hold it, in as many parts as there are servers, when its gradients are complete; behind
 //! the last push all ranges are pulled, and awaited. No rank updates anything: the servers do. In lockstep that takes the place of the sums and
 //! updates, and the totals are summed as ever. Otherwise a step is one worker's alone: nothing is exchanged but pushes and pulls, and the
-//! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last. A rank that
-//! only serves takes part in the totals of steps in lockstep, and in nothing else.
+//! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last; sums
+//! of logical shards are too ([`crate::reproducible`]). A rank that only serves takes part in the
+//! totals of steps in lockstep, and in nothing else.
 //!
 //! # Sharded gradients
 //! Where a rank keeps only its own shard of the gradients, buckets alternate between two buffers ([`GradBuffers`]):
@@ -82,7 +83,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
-        || plan.shards.is_some()
+        || (plan.shards.is_some() && plan.servers.is_none())
         || plan.local.is_some()
         || plan.ranks() == 1;
     let of_body = |body: &Arc<Body>| {
@@ -150,7 +151,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         by_itself: false,
         served: plan.servers,
         only_serves: plan.only_serves(),
-        pushes_last: plan.servers.is_some() && training.max_norm().is_some(),
+        pushes_last: plan.servers.is_some() && (training.max_norm().is_some() || plan.shards.is_some()),
     };
     if let Some(local) = plan.local_steps() {
         local_steps::run(&mut lowering, local, shape, training);
@@ -301,7 +302,7 @@ pub(crate) struct Lowering {
     /// Whether this rank hosts one of them, and does nothing else.
     pub(crate) only_serves: bool,
     /// Whether nothing is pushed before all gradients are there.
-    pushes_last: bool,
+    pub(crate) pushes_last: bool,
 }
 
 /// One round: a microbatch of this rank or of others.

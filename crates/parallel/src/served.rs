@@ -44,7 +44,8 @@ impl Lowering {
             for (server, number) in numbers.iter_mut().enumerate() {
                 let params = bucket.part(cuts, server);
                 if !params.is_empty() {
-                    self.program.served.push(ServedRange { server, number: *number, params });
+                    let pushed = vec![Region::Grads(params.clone())];
+                    self.program.served.push(ServedRange { server, number: *number, params, pushed });
                     *number += 1;
                 }
             }
@@ -72,6 +73,8 @@ impl Lowering {
             let of = Region::Grads(0..self.grad_len());
             self.push(Instr::Squares { of, into: squares.clone(), block: None });
             self.push(Instr::Clip { squares, max_norm });
+        }
+        if self.pushes_last {
             self.program.instrs.extend((0..n).map(Instr::Push));
         }
         // Answers are taken only when nothing is left to push: two that only post would wait for each other.

@@ -51,6 +51,36 @@ pub struct ServerClient {
     sent_bytes: u64,
 }
 
+/// A push that is being written.
+pub struct GradientLetter<'a> {
+    client: &'a mut ServerClient,
+    at: (usize, usize),
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+impl GradientLetter<'_> {
+    /// The next numbers of it.
+    ///
+    /// # Panics
+    /// If they are more than it was to have.
+    pub fn extend(&mut self, numbers: &[f32]) {
+        let end = self.written + 4 * numbers.len();
+        write_floats(numbers, &mut self.bytes[self.written..end]);
+        self.written = end;
+    }
+
+    /// Posts it.
+    pub fn push(self) -> Result<(), Report> {
+        let GradientLetter { client, at: (server, range), bytes, written } = self;
+        debug_assert_eq!(written, bytes.len(), "all numbers are there");
+        let bytes = Arc::new(bytes);
+        client.rooms.insert((server, range), bytes.clone());
+        let label = label(kind::PUSH, client.session, client.clock, place_of(client.block, range));
+        client.post(server, Class::Data, label, Payload::from(bytes))
+    }
+}
+
 impl ServerClient {
     /// The end of this rank; there are servers on the first ranks.
     pub fn new(mail: ServerMail, servers: usize) -> ServerClient {
@@ -106,21 +136,29 @@ impl ServerClient {
     /// Pushes the gradient of a range. `weight` is that of its samples, `scale` what it is to be multiplied by.
     pub fn push(
         &mut self,
-        (server, range): (usize, usize),
-        (weight, scale): (f64, f64),
+        at: (usize, usize),
+        weight_and_scale: (f64, f64),
         gradient: &[f32],
     ) -> Result<(), Report> {
+        let mut letter = self.gradient(at, weight_and_scale, gradient.len());
+        letter.extend(gradient);
+        letter.push()
+    }
+
+    /// The same for a gradient of `len` numbers that do not lie beside each other.
+    pub fn gradient(
+        &mut self,
+        (server, range): (usize, usize),
+        (weight, scale): (f64, f64),
+        len: usize,
+    ) -> GradientLetter<'_> {
         let room = self.rooms.entry((server, range)).or_default();
         let mut bytes = Arc::get_mut(room).map(std::mem::take).unwrap_or_default();
         // As long as the last one, so nothing is written twice.
-        bytes.resize(PUSH_HEAD + 4 * gradient.len(), 0);
+        bytes.resize(PUSH_HEAD + 4 * len, 0);
         bytes[..8].copy_from_slice(&weight.to_le_bytes());
         bytes[8..PUSH_HEAD].copy_from_slice(&scale.to_le_bytes());
-        write_floats(gradient, &mut bytes[PUSH_HEAD..]);
-        *room = Arc::new(bytes);
-        let payload = Payload::from(room.clone());
-        let label = label(kind::PUSH, self.session, self.clock, place_of(self.block, range));
-        self.post(server, Class::Data, label, payload)
+        GradientLetter { client: self, at: (server, range), bytes, written: PUSH_HEAD }
     }
 
     /// Asks for a range, as it is when this block is in it.

@@ -27,6 +27,9 @@ pub trait RangeStore: Send {
     /// Elements of a range.
     fn len_of(&self, range: usize) -> usize;
 
+    /// How many sums of gradients a worker pushes of each range; they travel one after the other.
+    fn sums_of(&self, worker: usize) -> usize;
+
     /// Updates a range with these gradients, added up in their order; it is the range's update number `version`, from 1.
     fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]);
 
@@ -175,7 +178,10 @@ impl<S: RangeStore> ServerDesk<S> {
             kind::PULL => ServerEvent::Pull { from, clock, range: place as usize },
             kind::PUSH => {
                 let (block, range) = block_and_range(place);
-                let want = (range < self.ranges()).then(|| PUSH_HEAD + 4 * lock(&self.store).len_of(range));
+                let want = (range < self.ranges()).then(|| {
+                    let store = lock(&self.store);
+                    PUSH_HEAD + 4 * store.len_of(range) * store.sums_of(letter.from)
+                });
                 if want.is_some_and(|want| want != letter.len()) {
                     let why = format!("a gradient of {} bytes for range {range}", letter.len());
                     return self.refuse(from, &why);

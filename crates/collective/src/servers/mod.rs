@@ -43,7 +43,7 @@ use std::sync::Arc;
 use polyreme_net::mailbox::{Limits, Mailbox, PostError};
 use polyreme_net::{Cause, Report};
 
-pub use client::{LeaseAnswer, ServerClient};
+pub use client::{GradientLetter, LeaseAnswer, ServerClient};
 pub use counts::{STALENESS_BOUNDS, ServerCounts};
 pub use host::{HostOptions, RangeStore, ServerHost};
 pub use letters::PushedGradient;

@@ -112,6 +112,42 @@ fn one_worker_beside_ranks_that_only_serve_has_the_bits_of_one_rank() {
     }
 }
 
+/// In reproducible runs the weights of any number of workers are those of one, bit for bit: with batch norms, a short last step and runs of shards that
+/// are no subtrees; with as many servers as there are ranks, or on ranks of their own; and after a run was resumed with other numbers of both.
+#[test]
+fn reproducible_weights_are_those_of_one_worker() {
+    let job = endless("ps", "every_steps = 10\nkeep = 9").replace("epochs = 1000000", "steps = 25");
+    let job = job.replace("servers = 2", "reproducible = true\nbucket_mib = 0.001");
+    // A short last step of 30 samples.
+    let job = job.replace("outputs = 32 }, ", "outputs = 64 }, \"batch_norm\", ").replace("= 600", "= 620");
+    let folder = folder(&job.replace("best = \"val_accuracy\"", "best = \"none\""));
+    let at = folder.path();
+    let tensors = |run: &str| {
+        let step = at.join(run).join("checkpoints/step-00000020");
+        ["model", "moment1", "moment2"]
+            .map(|name| fs::read(step.join(name).with_extension("safetensors")).unwrap())
+    };
+    let all_reduce =
+        ["train", "job.toml", "--ranks", "1", "--set", "parallel.sync=allreduce", "--output", "one"];
+    json(at, &[&all_reduce[..], &["--json"]].concat());
+    let alone = ["train", "job.toml", "--ranks", "1", "--output", "alone", "--json"];
+    let alone = json(at, &alone).pop().unwrap();
+    let check = |run: &str, end: &Value| {
+        assert_eq!((&end["staleness_max"], &end["ledger"]["exact"]), (&0.into(), &true.into()), "{end}");
+        assert!(numbers(at, run) == numbers(at, "one"), "{run}: the same bits");
+        assert!(tensors(run) == tensors("one"), "{run}: the same bits in checkpoints");
+    };
+    check("alone", &alone);
+    for (ranks, servers, run) in
+        [("4", "servers=1", "four"), ("3", "servers=3", "three"), ("5", "servers.ranks=2", "serving")]
+    {
+        check(run, &train(at, ranks, &[&format!("parallel.{servers}")], run));
+    }
+    let from = "serving/checkpoints/step-00000010";
+    json(at, &["resume", from, "--processes", "3", "--set", "parallel.servers=2", "--json"]);
+    assert!(numbers(at, "serving") == numbers(at, "one"), "the same bits after it was resumed");
+}
+
 /// Running statistics of a batch norm are those of the ranks that have samples: one that only serves has never seen any.
 #[test]
 fn statistics_are_those_of_ranks_with_samples() {

@@ -285,16 +285,9 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
     let name = spec.sync.name();
     let refuse = |why: &str, hint: &str| c.fault("sync", format!("`parallel.sync = \"{name}\"` {why}"), hint);
     let one_out = "leave one of them out";
-    if spec.reproducible {
-        let why = match spec.sync {
-            SyncKind::Ps => {
-                "adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree"
-            }
-            SyncKind::AllReduce | SyncKind::Local | SyncKind::PsBounded | SyncKind::PsAsync => {
-                "applies gradients as they come, and `reproducible` wants the same order every time"
-            }
-        };
-        refuse(why, "leave one of them out; sync = \"allreduce\" is reproducible");
+    if spec.reproducible && spec.sync != SyncKind::Ps {
+        let why = "applies gradients as they come, and `reproducible` wants the same order every time";
+        refuse(why, "leave one of them out; sync = \"ps\" and \"allreduce\" are reproducible");
     }
     if spec.sync_batch_norm {
         refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);

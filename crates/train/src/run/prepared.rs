@@ -13,6 +13,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
+use polyreme_parallel::tree::SumsOfRanks;
 use polyreme_parallel::{LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose};
 
 use super::layer_paths::check_f32_layers;
@@ -326,6 +327,11 @@ impl Prepared {
         }
         self.choose_parts()?;
         Ok(self)
+    }
+
+    /// What servers do with the sums of logical shards that are pushed to them, if the run is reproducible.
+    pub(super) fn sums_of_ranks(&self) -> Option<SumsOfRanks> {
+        Some(SumsOfRanks::new(self.cut.shards?, &self.cut.shard_runs()?))
     }
 
     /// A weight for each of so many data ranks: as many samples for each, and none for those that only serve.

@@ -73,9 +73,9 @@ pub(super) struct ServersEnd {
     pub(super) sent_bytes: u64,
 }
 
-/// What a rank takes for servers, by its program: the ranges of the server beside it, with their optimizer state, a sum of gradients and letters with
+/// What a rank takes for servers, by its program: the ranges of its server, with their optimizer state, `n_sums` sums of gradients and letters with
 /// weights; letters with its own gradients; and where ranks may be lost, what it goes back to.
-pub(super) fn served_bytes(program: &Program, rank: usize, elastic: bool) -> usize {
+pub(super) fn served_bytes(program: &Program, rank: usize, n_sums: usize, elastic: bool) -> usize {
     let len = |own: bool| {
         let of = program.served.iter().filter(move |range| range.server == rank || !own);
         of.map(|range| range.params.len())
@@ -84,7 +84,9 @@ pub(super) fn served_bytes(program: &Program, rank: usize, elastic: bool) -> usi
         (len(true).sum(), len(false).sum(), len(true).max().unwrap_or(0));
     let arenas = 1 + program.optimizer.map_or(0, |optimizer| optimizer.n_states());
     let kept = if elastic { arenas * all } else { 0 };
-    DType::F32.bytes() * ((arenas + 1) * held + longest + all + kept)
+    let pushed = program.served.iter().flat_map(|range| &range.pushed);
+    let pushed: usize = pushed.map(|of| program.len_of(of)).sum();
+    DType::F32.bytes() * ((arenas + 1) * held + n_sums * longest + pushed + kept)
 }
 
 impl Run {
@@ -104,7 +106,8 @@ impl Run {
         };
         let mut host = None;
         if self.rank < plan.servers {
-            let store = ServedRanges::of(self.learner.engine(), rate)?;
+            let sums = self.prepared.sums_of_ranks();
+            let store = ServedRanges::of(self.learner.engine(), rate, sums)?;
             let leases = self.rank == 0 && !plan.lockstep;
             let (n_ranges, done) = (store.n_ranges(), self.learner.steps_done());
             let store = Arc::new(Mutex::new(store));

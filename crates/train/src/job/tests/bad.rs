@@ -885,9 +885,9 @@ fn ranks_and_shards() {
         "write sync = \"ps\", \"ps-bounded\" or \"ps-async\", or leave `servers` out",
     );
     row(
-        "sync = \"ps\"\nreproducible = true",
-        "`parallel.sync = \"ps\"` adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree",
-        "leave one of them out; sync = \"allreduce\" is reproducible",
+        "sync = \"ps-async\"\nreproducible = true",
+        "`parallel.sync = \"ps-async\"` applies gradients as they come, and `reproducible` wants the same order every time",
+        "leave one of them out; sync = \"ps\" and \"allreduce\" are reproducible",
     );
     row(
         "sync = \"ps\"\nelastic = {}",
