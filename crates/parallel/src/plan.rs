@@ -32,7 +32,8 @@ pub enum Updates {
 /// Parameter servers: the first ranks of the data axis host one each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerPlan {
-    /// How many there are; at most as many as ranks.
+    /// How many there are; at most as many as ranks. Equal parts of the parameters are at each of them, unless they are on all ranks and
+    /// some of these only serve: then such parts that all links carry the same.
     pub servers: usize,
     /// How many ranks, the first of those with a server, only serve: they have no samples. Fewer than there are ranks.
     pub serving: usize,

@@ -19,7 +19,7 @@
 //!
 //! # Bytes
 //! A worker sends each gradient once and receives each weight once per step: with `M` bytes of parameters, `2·M` per worker and step,
-//! whatever the number of servers; a server of `n` workers moves `2·n·M / servers`.
+//! whatever the number of servers; a server of `n` workers with a share `s` of the parameters moves `2·n·s·M`.
 //!
 //! # Memory
 //! Letters are bounded by the mailboxes. A server that is slow takes no more letters, so its workers' pushes wait. A worker pulls only

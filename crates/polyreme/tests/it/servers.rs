@@ -148,6 +148,37 @@ fn reproducible_weights_are_those_of_one_worker() {
     assert!(numbers(at, "serving") == numbers(at, "one"), "the same bits after it was resumed");
 }
 
+/// Where `n` workers and `k` ranks that only serve share the sums, no link carries more than the best that is known (OSDI 2020). Without such ranks, and with a
+/// server beside each worker, that is what an all-reduce takes.
+#[test]
+fn no_link_carries_more_than_it_must() {
+    let job = JOB.replace("outputs = 32", "outputs = 32768").replace("epochs = 4", "steps = 12");
+    let job = job.replace("every_steps = 10\nbest = \"val_accuracy\"", "best = \"none\"");
+    let folder = folder(&job);
+    let at = folder.path();
+    let most = |end: &Value| end["wire_bytes_max"].as_f64().unwrap();
+    // 4 bytes for each weight, in twelve steps.
+    train(at, "2", &["parallel.sync=allreduce"], "two");
+    let bytes = 12.0 * numbers(at, "two").len() as f64;
+    let n = 4.0;
+    for k in 0..4u32 {
+        let ranks = (4 + k).to_string();
+        let servers = if k == 0 { "servers=4".to_string() } else { format!("servers.ranks={k}") };
+        let set = ["parallel.sync=ps", &format!("parallel.{servers}"), "parallel.bucket_mib=0.25"];
+        let end = train(at, &ranks, &set, &ranks);
+        let k = f64::from(k);
+        let want = 2.0 * n * (n - 1.0) * bytes / (n * n + k * n - 2.0 * k);
+        println!("{k} more: {} for {want}, {} in all", most(&end), end["wire_bytes"]);
+        assert!((most(&end) / want - 1.0).abs() < 0.05, "{k} more: {end}, not {want}");
+        // All links carry as much, so that is the mean too.
+        assert!(end["wire_bytes"].as_f64().unwrap() > 0.95 * want * (n + k), "{k} more: {end}, not {want}");
+        if k == 0.0 {
+            let reduced = train(at, "4", &["parallel.sync=allreduce"], "reduced");
+            assert!((most(&end) / most(&reduced) - 1.0).abs() < 0.05, "{reduced} for {end}");
+        }
+    }
+}
+
 /// Running statistics of a batch norm are those of the ranks that have samples: one that only serves has never seen any.
 #[test]
 fn statistics_are_those_of_ranks_with_samples() {

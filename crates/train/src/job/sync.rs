@@ -12,7 +12,7 @@ use super::section::Section;
 use super::shape::Bounds;
 use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
 use super::train::COUNT_MAX;
-use super::types::{Type, either, one_of, table, whole, within};
+use super::types::{Type, either, flag, one_of, table, whole, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
@@ -37,6 +37,8 @@ pub enum ServersSpec {
 pub struct ServingRanks {
     /// How many, the first ones.
     pub ranks: usize,
+    /// Whether workers that outnumber them have servers beside them too.
+    pub share: bool,
 }
 
 impl Default for ServersSpec {
@@ -170,8 +172,11 @@ section! { ServingRanks => {
     let keys = keys! { ServingRanks;
         /// how many ranks have a server and no samples: the first ones
         ranks: whole(1..=RANKS_MAX) => |s| Some(&mut s.ranks); needed "write how many ranks only serve, such as ranks = 2";
+        /// where more ranks learn, each of these has a server beside it as well, with so much less of the parameters that all links carry the same
+        share: flag() => |s| Some(&mut s.share);
     };
-    Section::new("parallel.servers", "a number, or a table such as { ranks = 2 }", |_| ServingRanks { ranks: 1 }, keys)
+    let start = |_| ServingRanks { ranks: 1, share: true };
+    Section::new("parallel.servers", "a number, or a table such as { ranks = 2 }", start, keys)
 } }
 
 section! { SyncTurn => {
@@ -370,6 +375,10 @@ impl ParallelSpec {
         }
         let lockstep = self.sync == SyncKind::Ps;
         let plan = |servers: usize, serving: usize| Ok(Some(ServerPlan { servers, serving, lockstep }));
+        let apart = |spec: ServingRanks, serving: usize| match spec.share && ranks - serving > serving {
+            true => plan(ranks, serving),
+            false => plan(serving.max(1), serving),
+        };
         match (self.servers, self.elastic.is_some()) {
             (ServersSpec::Beside(servers), true) => plan(servers.min(ranks), 0),
             (ServersSpec::Beside(servers), false) if servers > ranks => {
@@ -377,15 +386,12 @@ impl ParallelSpec {
                 Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"))
             }
             (ServersSpec::Beside(servers), false) => plan(servers, 0),
-            (ServersSpec::Apart(serving), true) => {
-                let serving = serving.ranks.min(ranks.saturating_sub(1));
-                plan(serving.max(1), serving)
-            }
-            (ServersSpec::Apart(serving), false) if serving.ranks >= ranks => Err(format!(
+            (ServersSpec::Apart(spec), true) => apart(spec, spec.ranks.min(ranks.saturating_sub(1))),
+            (ServersSpec::Apart(spec), false) if spec.ranks >= ranks => Err(format!(
                 "`parallel.servers` leaves no rank that learns: of {ranks}, {} only serve; start more ranks, or write fewer",
-                serving.ranks
+                spec.ranks
             )),
-            (ServersSpec::Apart(serving), false) => plan(serving.ranks, serving.ranks),
+            (ServersSpec::Apart(spec), false) => apart(spec, spec.ranks),
         }
     }
 }

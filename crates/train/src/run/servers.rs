@@ -67,10 +67,12 @@ pub(super) struct Servers {
     lockstep: bool,
 }
 
-/// What servers came to, over all of them.
+/// What servers came to.
 pub(super) struct ServersEnd {
+    /// Of all of them.
     pub(super) staleness: Staleness,
-    pub(super) sent_bytes: u64,
+    /// What the one of this rank sent.
+    pub(super) own_bytes: u64,
 }
 
 /// What a rank takes for servers, by its program: the ranges of its server, with their optimizer state, `n_sums` sums of gradients and letters with
@@ -162,7 +164,7 @@ impl Run {
         let Some(servers) = self.servers.take() else { return Ok(None) };
         let host = servers.host.map(|(host, _)| host);
         let Staleness { sum, count, max } = host.as_ref().map_or(Staleness::default(), ServerHost::staleness);
-        let sent = host.as_ref().map_or(0, ServerHost::sent_bytes);
+        let own_bytes = host.as_ref().map_or(0, ServerHost::sent_bytes);
         // Nobody posts any more.
         self.learner.comm().barrier()?;
         drop(host);
@@ -170,12 +172,12 @@ impl Run {
         if let Some(client) = self.learner.engine_mut().take_servers() {
             client.into_mail().close()?;
         }
-        let mut sums = [sum as i64, count as i64, sent as i64];
+        let mut sums = [sum as i64, count as i64];
         let mut most = [max as i64];
         self.learner.comm().all_reduce(&mut sums, Reduce::Sum)?;
         self.learner.comm().all_reduce(&mut most, Reduce::Max)?;
         let staleness = Staleness { sum: sums[0] as u64, count: sums[1] as u64, max: most[0] as u64 };
-        Ok(Some(ServersEnd { staleness, sent_bytes: sums[2] as u64 }))
+        Ok(Some(ServersEnd { staleness, own_bytes }))
     }
 
     /// Whether workers take blocks as they come to them.

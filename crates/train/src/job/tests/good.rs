@@ -481,7 +481,8 @@ fn elastic_jobs_are_read_and_written() {
 
 #[test]
 fn servers_may_hold_the_weights() {
-    let apart = ServersSpec::Apart(ServingRanks { ranks: 2 });
+    let apart = ServersSpec::Apart(ServingRanks { ranks: 2, share: true });
+    let alone = ServersSpec::Apart(ServingRanks { ranks: 2, share: false });
     for (lines, want) in [
         ("sync = \"ps\"", (SyncKind::Ps, ServersSpec::Beside(1), 3)),
         (
@@ -491,6 +492,7 @@ fn servers_may_hold_the_weights() {
         ("sync = \"ps-async\"\nservers = 2", (SyncKind::PsAsync, ServersSpec::Beside(2), 3)),
         ("sync = \"ps-async\"\nservers = { ranks = 2 }", (SyncKind::PsAsync, apart, 3)),
         ("sync = \"ps-async\"\nservers.ranks = 2", (SyncKind::PsAsync, apart, 3)),
+        ("sync = \"ps-async\"\nservers = { ranks = 2, share = false }", (SyncKind::PsAsync, alone, 3)),
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         let ParallelSpec { sync, servers, staleness, .. } = job.parallel;
@@ -513,6 +515,8 @@ fn servers_are_on_the_first_ranks_and_some_rank_learns() {
     check("servers = 5", 4, Err("a rank hosts one server at most"));
     check("servers = 5\nelastic = {}", 4, Ok((4, 0)));
     check("servers = { ranks = 2 }", 4, Ok((2, 2)));
+    check("servers = { ranks = 2 }", 5, Ok((5, 2)));
+    check("servers = { ranks = 2, share = false }", 5, Ok((2, 2)));
     check("servers = { ranks = 4 }", 4, Err("leaves no rank that learns: of 4, 4 only serve"));
     check("servers = { ranks = 4 }\nelastic = {}", 4, Ok((3, 3)));
     check("servers = { ranks = 4 }\nelastic = {}", 1, Ok((1, 0)));
