@@ -10,7 +10,7 @@ use super::declare::{keys, section};
 use super::parallel::RANKS_MAX;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
+use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec};
 use super::train::COUNT_MAX;
 use super::types::{Type, either, flag, one_of, table, whole, within};
 
@@ -299,9 +299,6 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
     }
     for key in spec.splits().chain(spec.wire.is_coded().then_some("wire")) {
         refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
-    }
-    if let Transport::Mpi = spec.transport {
-        refuse("needs ranks that were not started by MPI", "write transport = \"tcp\"");
     }
     if let Balance::Auto | Balance::Given(_) = spec.balance {
         let why = "shares samples out equally, or as ranks come to them, and not by `balance`";

@@ -900,11 +900,6 @@ fn ranks_and_shards() {
         "leave `balance` out",
     );
     row(
-        "sync = \"ps-async\"\ntransport = \"mpi\"",
-        "`parallel.sync = \"ps-async\"` needs ranks that were not started by MPI",
-        "write transport = \"tcp\"",
-    );
-    row(
         "shards = 4",
         "`parallel.shards` is for reproducible runs",
         "write reproducible = true, or leave `shards` out",
