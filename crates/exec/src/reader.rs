@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use polyreme_collective::servers::ServerClient;
 use polyreme_collective::{CodedSum, Reduce, Ticket, Work};
-use polyreme_graph::{Collective, Instr, Learning, Region, totals};
+use polyreme_graph::{Collective, Instr, Learning, Program, Region, totals};
 use polyreme_kernels::Cx;
 use polyreme_kernels::optim::{Optimizer, Rounding, StepHyper, clip_scale, sum_of_squares};
 use polyreme_kernels::tally::Tally;
@@ -635,10 +635,14 @@ impl Engine {
         StepHyper { lr: args.lr, step: self.memory.state.step + 1, grad_scale, decay_scale: 1.0 }
     }
 
-    /// What this rank's samples weigh in the step, and what their gradients are multiplied by beside that.
-    pub(crate) fn pushed_weight(&self) -> (f64, f64) {
-        let StepProgress { args, counted, clip, .. } = &self.progress;
-        (counted.iter().map(|c| c.weight).sum(), f64::from(clip / args.loss_scale))
+    /// What this rank's samples weigh in the step, or with logical shards those of all ranks; and what gradients are multiplied by beside that.
+    pub(crate) fn pushed_weight(&self, program: &Program) -> (f64, f64) {
+        let StepProgress { args, counted, clip, totals, .. } = &self.progress;
+        let weight = match program.role.as_ref().and_then(|role| role.shards) {
+            Some(_) => totals[1],
+            None => counted.iter().map(|c| c.weight).sum(),
+        };
+        (weight, f64::from(clip / args.loss_scale))
     }
 
     /// The rule and the hyperparameters for parameters that are learnt so.

@@ -12,6 +12,7 @@ use polyreme_collective::servers::{PushedGradient, RangeStore, ServerClient};
 use polyreme_graph::{Learning, Optimizer, Role, learnt_alike};
 use polyreme_kernels::optim::StepHyper;
 use polyreme_kernels::{Cx, Isa};
+use polyreme_parallel::tree::SumsOfRanks;
 
 use crate::engine::{Engine, Loaded};
 use crate::error::ExecError;
@@ -25,11 +26,13 @@ pub struct ServedRanges {
     isa: Isa,
     optimizer: Optimizer,
     rate: RateOf,
+    /// Reproducible: what becomes of the sums over logical shards that workers push.
+    sums: Option<SumsOfRanks>,
     ranges: Vec<OwnRange>,
     params: Vec<f32>,
     /// As many as the optimizer has.
     moments: Vec<Vec<f32>>,
-    /// The sum of the gradients of an update.
+    /// The sum of the gradients of an update; reproducible: all sums that were pushed, of which the first becomes that.
     gradient: Vec<f32>,
 }
 
@@ -42,8 +45,9 @@ struct OwnRange {
 }
 
 impl ServedRanges {
-    /// What the server beside this engine holds, as the engine has it. Of a small model that may be nothing.
-    pub fn of(engine: &Engine, rate: RateOf) -> Result<ServedRanges, ExecError> {
+    /// What the server beside this engine holds, as the engine has it. Of a small model that may be nothing. In a reproducible run workers push
+    /// `sums`.
+    pub fn of(engine: &Engine, rate: RateOf, sums: Option<SumsOfRanks>) -> Result<ServedRanges, ExecError> {
         let program = engine.first();
         let optimizer = program.optimizer.ok_or(ExecError::NoOptimizer)?;
         let own = engine.role().rank;
@@ -66,7 +70,7 @@ impl ServedRanges {
             }
         }
         let isa = engine.options.isa;
-        Ok(ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient: Vec::new() })
+        Ok(ServedRanges { isa, optimizer, rate, sums, ranges, params, moments, gradient: Vec::new() })
     }
 
     /// How many ranges there are.
@@ -93,19 +97,48 @@ fn moments_at(role: &Role, start: usize) -> usize {
     before.sum()
 }
 
+/// Adds up what workers pushed of a range of `len` parameters along the tree of logical shards, into the first `len` numbers of `sum`.
+fn add_along(tree: &SumsOfRanks, pushed: &[PushedGradient], len: usize, sum: &mut Vec<f32>) {
+    sum.resize(tree.counts.iter().sum::<usize>() * len, 0.0);
+    let mut at = 0;
+    for gradient in pushed {
+        let n = tree.counts[gradient.worker()] * len;
+        gradient.copy_to(&mut sum[at..at + n]);
+        at += n;
+    }
+    for add in &tree.adds {
+        let (left, right) = sum.split_at_mut(add.from * len);
+        let into = &mut left[add.into * len..][..len];
+        into.iter_mut().zip(&right[..len]).for_each(|(into, from)| *into += from);
+    }
+}
+
 impl RangeStore for ServedRanges {
     fn len_of(&self, range: usize) -> usize {
         self.ranges[range].at.len()
     }
 
+    fn sums_of(&self, worker: usize) -> usize {
+        self.sums.as_ref().map_or(1, |sums| sums.counts.get(worker).copied().unwrap_or(0))
+    }
+
     fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]) {
-        let ServedRanges { isa, optimizer, rate, ranges, params, moments, gradient } = self;
+        let ServedRanges { isa, optimizer, rate, sums, ranges, params, moments, gradient } = self;
         let OwnRange { at, alike, .. } = &ranges[range];
         let Some((first, others)) = gradients.split_first() else { return };
-        gradient.resize(at.len(), 0.0);
-        first.copy_to(gradient);
-        others.iter().for_each(|other| other.add_to(gradient));
-        let weight: f64 = gradients.iter().map(PushedGradient::weight).sum();
+        let weight: f64 = match sums {
+            None => {
+                gradient.resize(at.len(), 0.0);
+                first.copy_to(gradient);
+                others.iter().for_each(|other| other.add_to(gradient));
+                gradients.iter().map(PushedGradient::weight).sum()
+            }
+            Some(sums) => {
+                add_along(sums, gradients, at.len(), gradient);
+                // All say what the whole step weighs.
+                first.weight()
+            }
+        };
         let (lr, cx) = (rate(version - 1), Cx { isa: *isa, ..Cx::serial() });
         let grad_scale = (1.0 / weight) as f32 * first.scale() as f32;
         for (run, learning) in alike {
@@ -178,16 +211,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Pushes a range of the gradients, unless this rank's own loss is not finite: then the step ends before anything is applied.
+    /// Pushes the gradients of a range, or sums of them, unless this rank's own loss is not finite: then the step ends before anything is applied.
     pub(crate) fn push_range(&mut self, loaded: &Loaded, number: usize) -> Result<(), ExecError> {
-        let (weight, scale) = self.pushed_weight();
+        let weights = self.pushed_weight(&loaded.program);
         let range = &loaded.program.served[number];
         if self.progress.has_non_finite() {
             return Ok(());
         }
         let client = self.servers.as_mut().ok_or(ExecError::NoServers)?;
-        let gradient = &self.memory.state.all_grads()[range.params.clone()];
-        Ok(client.push((range.server, range.number), (weight, scale), gradient)?)
+        let len = range.pushed.iter().map(|of| loaded.program.len_of(of)).sum();
+        let mut letter = client.gradient((range.server, range.number), weights, len);
+        for of in &range.pushed {
+            letter.extend(self.memory.region::<f32>(loaded, &self.bodies, of));
+        }
+        Ok(letter.push()?)
     }
 
     /// Asks for a range.

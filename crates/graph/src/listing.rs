@@ -121,8 +121,8 @@ impl fmt::Display for Program {
                 Instr::ReadParams(of) => writeln!(f, "read parameters from {}", self.words(of))?,
                 Instr::Push(n) => {
                     let of = &self.served[*n];
-                    let Range { start, end } = of.params;
-                    writeln!(f, "push grads {start}..{end} to server {}", of.server)?;
+                    let pushed: Vec<_> = of.pushed.iter().map(|region| self.words(region)).collect();
+                    writeln!(f, "push {} to server {}", pushed.join(" and "), of.server)?;
                 }
                 Instr::Pull(n) => {
                     let of = &self.served[*n];

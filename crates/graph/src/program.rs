@@ -186,6 +186,9 @@ pub struct ServedRange {
     pub number: usize,
     /// Elements of the parameters' arena. Their gradients have the same place.
     pub params: Range<usize>,
+    /// What is pushed of it: its gradients; or in a reproducible step sums of them over logical shards, one after the other, which the server adds up
+    /// along a fixed tree.
+    pub pushed: Vec<Region>,
 }
 
 /// Who holds the weights.
@@ -345,7 +348,7 @@ pub enum Instr {
     Start(usize),
     /// Waits for an exchange that was started.
     Wait(usize),
-    /// Sends the gradients of a range to the server that holds it, by its number in the program. The server updates the range with them.
+    /// Sends what is pushed of a range to the server that holds it, by its number in the program. The server updates the range with it.
     Push(usize),
     /// Asks a server for a range; the answer is waited for later.
     Pull(usize),

@@ -66,6 +66,7 @@ pub use plan::{
     DriftBound, FragmentTurns, LocalSteps, Norms, OuterStep, Plan, ServerPlan, StepShape, Training, Updates,
 };
 pub use schedule::{average_states, both_passes, schedule};
+pub use served::states_of_workers;
 pub use shard::{Passes, ShardPlace, shard};
 pub use sync_norm::sync_batch_norm;
 pub use tree::Subtree;

@@ -29,11 +29,14 @@ pub enum Updates {
     AtOnce,
 }
 
-/// Parameter servers: the first ranks of the data axis host one each, beside their work.
+/// Parameter servers: the first ranks of the data axis host one each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerPlan {
-    /// How many there are; at most as many as ranks.
+    /// How many there are; at most as many as ranks. Equal parts of the parameters are at each of them, unless they are on all ranks and
+    /// some of these only serve: then such parts that all links carry the same.
     pub servers: usize,
+    /// How many ranks, the first of those with a server, only serve: they have no samples. Fewer than there are ranks.
+    pub serving: usize,
     /// Whether all ranks share every step. Otherwise a step is a block of samples of one worker, and no rank waits for another in it.
     pub lockstep: bool,
 }
@@ -285,6 +288,16 @@ impl Plan {
         let lone = self.mesh.ranks() == 1 && self.shards.is_none() && training.max_norm().is_none();
         let lone = lone && self.servers.is_none();
         self.updates == Updates::AtOnce && lone && self.microbatches <= 1
+    }
+
+    /// How many ranks push gradients to servers, if there are any: those that do not only serve.
+    pub fn workers(&self) -> usize {
+        self.ranks() - self.servers.map_or(0, |servers| servers.serving)
+    }
+
+    /// Whether this rank only serves.
+    pub fn only_serves(&self) -> bool {
+        self.servers.is_some_and(|servers| self.mesh.place(self.rank, Axis::Data) < servers.serving)
     }
 
     /// Whether each worker does whole steps of its own, and pushes their gradients to servers when it likes.

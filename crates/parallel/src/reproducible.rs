@@ -17,6 +17,9 @@
 //! With several stages each has the tree of its own parameters and states; [`crate::staged_shards`] says how their microbatches
 //! become leaves. Stages and ranks of the data axis change no bit.
 //!
+//! With parameter servers a rank pushes its sums of gradients to them, and they add up those of all ranks along the tree; only states are exchanged
+//! among ranks.
+//!
 //! Per step a rank sends each of its sums once and whole; it has at most `2·log2(shards)`. If a rank dies, the exchange
 //! ends with a report and nothing is updated.
 
@@ -34,7 +37,7 @@ use crate::schedule::Lowering;
 use crate::shard::{LeafLayout, into_leaf};
 use crate::staged;
 use crate::staged_shards::Leaves;
-use crate::tree::{Subtree, additions, cut, is_subtree, whole_subtrees};
+use crate::tree::{Subtree, SumsOfRanks, cut, is_subtree};
 
 /// Everything up to the updates. With several stages, `stage` is this one and the timetable of this rank's microbatches.
 pub(crate) fn step(
@@ -66,6 +69,9 @@ pub(crate) fn step(
         }
     }
     lowering.program.instrs.push(Instr::Judge(losses));
+    if lowering.served.is_some() {
+        return tree.serve(lowering, &shape.runs);
+    }
     let cuts = match &layout {
         Some(layout) => layout.cuts(lowering.program.graph()),
         None => lowering.cuts.first().cloned().unwrap_or_else(|| vec![0; ranks + 1].into()),
@@ -224,6 +230,25 @@ impl Tree {
         }
     }
 
+    /// What servers are to be pushed; they add it up along the tree. The states are added up here, without the gradients.
+    fn serve(&self, lowering: &mut Lowering, runs: &[Range<usize>]) {
+        for range in &mut lowering.program.served {
+            range.pushed = self.sums().map(|sum| sum.part(range.params.clone())).collect();
+        }
+        if self.states == 0 {
+            return;
+        }
+        let ranks = lowering.role.ranks;
+        match self.stack.first() {
+            Some((_, sum)) if ranks == 1 => self.take_states(lowering, &sum.clone(), self.learnt),
+            Some(_) | None => {
+                let sum = self.exchange(lowering, runs, &vec![0; ranks + 1].into());
+                self.take_states(lowering, &sum, 0);
+            }
+        }
+        lowering.program.instrs.push(Instr::DivideByWeight(Region::States(0..self.states)));
+    }
+
     /// Copies the gradients `own` and the states out of `sum`, where they are stored one after the other.
     fn take(&self, lowering: &mut Lowering, sum: &Region, own: Range<usize>) {
         let n = own.len();
@@ -243,7 +268,7 @@ impl Tree {
     /// Exchanges the sums, and adds them up along the tree: this rank's part of the gradients, and all states, of all shards.
     fn exchange(&self, lowering: &mut Lowering, runs: &[Range<usize>], cuts: &Arc<[usize]>) -> Region {
         let (ranks, rank) = (lowering.role.ranks, lowering.role.rank);
-        let nodes: Vec<Vec<Subtree>> = runs.iter().map(|run| whole_subtrees(self.shards, run)).collect();
+        let SumsOfRanks { counts, adds } = SumsOfRanks::new(self.shards, runs);
         let part = |rank: usize| cuts[rank]..cuts[rank + 1];
         let ends = |len: &dyn Fn(usize) -> usize| -> Arc<[usize]> {
             let up_to = |end: usize| (0..end).map(len).sum();
@@ -251,7 +276,7 @@ impl Tree {
         };
         let row = part(rank).len() + self.states;
         let send_cuts = ends(&|r| self.stack.len() * (part(r).len() + self.states));
-        let recv_cuts = ends(&|r| nodes[r].len() * row);
+        let recv_cuts = ends(&|r| counts[r] * row);
         let send = lowering.program.buffer("sums to send", DType::F32, send_cuts[ranks]);
         let recv = lowering.program.buffer("sums received", DType::F32, recv_cuts[ranks]);
         let mut at = 0;
@@ -269,9 +294,8 @@ impl Tree {
         }
         let op = Collective::AllToAll { send: send_cuts, into: recv.clone(), recv: recv_cuts };
         lowering.program.exchange_now(op, Axis::Data, send);
-        let all: Vec<Subtree> = nodes.into_iter().flatten().collect();
         let sum = |k: usize| recv.part(k * row..(k + 1) * row);
-        for add in additions(self.shards, &all) {
+        for add in adds {
             lowering.program.instrs.push(Instr::Add { from: sum(add.from), into: sum(add.into) });
         }
         sum(0)

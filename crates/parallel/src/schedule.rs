@@ -34,7 +34,9 @@
 //! With servers each bucket is pushed to those that hold it, in as many parts as there are servers, when its gradients are complete; behind
 //! the last push all ranges are pulled, and awaited. No rank updates anything: the servers do. In lockstep that takes the place of the sums and
 //! updates, and the totals are summed as ever. Otherwise a step is one worker's alone: nothing is exchanged but pushes and pulls, and the
-//! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last.
+//! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last; sums
+//! of logical shards are too ([`crate::reproducible`]). A rank that only serves takes part in the
+//! totals of steps in lockstep, and in nothing else.
 //!
 //! # Sharded gradients
 //! Where a rank keeps only its own shard of the gradients, buckets alternate between two buffers ([`GradBuffers`]):
@@ -81,7 +83,7 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
     program.microbatches = shape.microbatches.iter().flatten().copied().collect();
     let (keeps, weights) = plan.ownership(training.optimizer);
     let one_bucket = (weights == Weights::Shared && keeps != Keeps::OwnGradients)
-        || plan.shards.is_some()
+        || (plan.shards.is_some() && plan.servers.is_none())
         || plan.local.is_some()
         || plan.ranks() == 1;
     let of_body = |body: &Arc<Body>| {
@@ -148,7 +150,8 @@ pub fn schedule(plan: &Plan, training: &Training, bodies: &[Arc<Body>], shape: &
         sums_first: plan.elastic,
         by_itself: false,
         served: plan.servers,
-        pushes_last: plan.servers.is_some() && training.max_norm().is_some(),
+        only_serves: plan.only_serves(),
+        pushes_last: plan.servers.is_some() && (training.max_norm().is_some() || plan.shards.is_some()),
     };
     if let Some(local) = plan.local_steps() {
         local_steps::run(&mut lowering, local, shape, training);
@@ -296,8 +299,10 @@ pub(crate) struct Lowering {
     pub(crate) by_itself: bool,
     /// Whether servers hold the weights.
     pub(crate) served: Option<ServerPlan>,
+    /// Whether this rank hosts one of them, and does nothing else.
+    pub(crate) only_serves: bool,
     /// Whether nothing is pushed before all gradients are there.
-    pushes_last: bool,
+    pub(crate) pushes_last: bool,
 }
 
 /// One round: a microbatch of this rank or of others.
@@ -358,7 +363,7 @@ impl Lowering {
         } else if n > 1 || (rounds > 1 && !self.sharded.is_empty()) {
             self.accumulated = Some(self.common_buffer("sums of gradients", DType::F32, grad_len));
         }
-        if n == 0 && self.own_gradients.is_none() {
+        if n == 0 && self.own_gradients.is_none() && !self.only_serves {
             self.push(Instr::Zero(Region::Grads(0..grad_len)));
         }
         for k in 0..rounds {
@@ -511,7 +516,7 @@ impl Lowering {
     /// Sums of buckets over the ranks in each round. Reproducible steps have a tree instead.
     fn n_sums(&self) -> usize {
         let sums = match self.served {
-            Some(_) => !self.pushes_last,
+            Some(_) => !self.pushes_last && !self.only_serves,
             None => self.role.ranks > 1 && self.role.shards.is_none(),
         };
         if sums { self.cuts.len() } else { 0 }

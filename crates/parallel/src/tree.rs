@@ -54,6 +54,26 @@ pub struct Add {
     pub from: usize,
 }
 
+/// What becomes of the sums of several ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SumsOfRanks {
+    /// How many each rank has.
+    pub counts: Vec<usize>,
+    /// The additions that turn all of them, in the order of ranks, into the sum of all, which ends up in the first. What is added comes behind
+    /// what it is added to.
+    pub adds: Vec<Add>,
+}
+
+impl SumsOfRanks {
+    /// Of ranks that each have added up the whole subtrees of such a run of shards.
+    pub fn new(shards: usize, runs: &[Range<usize>]) -> SumsOfRanks {
+        let nodes: Vec<Vec<Subtree>> = runs.iter().map(|run| whole_subtrees(shards, run)).collect();
+        let counts = nodes.iter().map(Vec::len).collect();
+        let all: Vec<Subtree> = nodes.into_iter().flatten().collect();
+        SumsOfRanks { counts, adds: additions(shards, &all) }
+    }
+}
+
 /// The additions that turn the sums of `nodes` (from left to right, together all shards) into the sum of all, which
 /// ends up in the first.
 pub fn additions(shards: usize, nodes: &[Subtree]) -> Vec<Add> {
@@ -94,10 +114,13 @@ mod tests {
             assert!(!leaves.is_empty());
             text(node.clone())
         };
-        let nodes: Vec<Subtree> =
-            (0..ranks).flat_map(|r| whole_subtrees(shards, &run_of(shards, ranks, r))).collect();
+        let runs: Vec<Range<usize>> = (0..ranks).map(|r| run_of(shards, ranks, r)).collect();
+        let nodes: Vec<Subtree> = runs.iter().flat_map(|run| whole_subtrees(shards, run)).collect();
         let mut sums: Vec<String> = nodes.iter().map(whole).collect();
-        for add in additions(shards, &nodes) {
+        let SumsOfRanks { counts, adds } = SumsOfRanks::new(shards, &runs);
+        assert_eq!(counts.iter().sum::<usize>(), nodes.len());
+        for add in adds {
+            assert!(add.into < add.from, "{add:?}");
             sums[add.into] = format!("({}+{})", sums[add.into], sums[add.from]);
         }
         sums.swap_remove(0)

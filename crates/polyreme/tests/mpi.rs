@@ -115,6 +115,36 @@ fn losses_under_mpirun_are_those_of_one_rank() {
     }
 }
 
+/// Parameter servers: beside two ranks, and on a rank of its own. Two gradients have one sum, so the losses are those of two ranks that sum over MPI; asynchronously
+/// a worker that is alone has those of one rank.
+#[test]
+fn servers_under_mpirun_have_the_losses_of_ranks_without() {
+    let folder = tempfile::tempdir().unwrap();
+    train(&folder, "one", None, &[]);
+    let one = losses(&folder, "one");
+    for (k, launcher) in launchers().into_iter().enumerate() {
+        let program = &launcher.program;
+        let run = |name: &str, ranks: usize, sets: &[&str]| {
+            let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+            let name = format!("{name}{k}");
+            let said = train(&folder, &name, Some((&launcher, ranks)), &sets);
+            let end: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+            (losses(&folder, &name), end)
+        };
+        let (reduced, _) = run("reduced", 2, &["parallel.sync=allreduce"]);
+        assert_eq!(reduced.len(), STEPS);
+        let beside = ["parallel.sync=ps", "parallel.servers=2", "parallel.bucket_mib=0.05"];
+        assert_eq!(run("beside", 2, &beside).0, reduced, "{program}");
+        let apart = ["parallel.sync=ps", "parallel.servers.ranks=1"];
+        assert_eq!(run("apart", 3, &apart).0, reduced, "{program}");
+        let (alone, end) = run("alone", 2, &["parallel.sync=ps-async", "parallel.servers.ranks=1"]);
+        assert_eq!(alone, one, "{program}");
+        assert_eq!((&end["ledger"]["exact"], &end["staleness_max"]), (&true.into(), &0.into()), "{end}");
+        let (_, end) = run("async", 4, &["parallel.sync=ps-async", "parallel.servers.ranks=2"]);
+        assert_eq!((&end["ledger"]["exact"], &end["steps"]), (&true.into(), &STEPS.into()), "{end}");
+    }
+}
+
 /// Sharded gradients, in small buckets and several microbatches.
 #[test]
 fn sharded_gradients_under_mpirun_give_the_losses_of_one_rank() {

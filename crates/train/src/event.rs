@@ -238,6 +238,8 @@ pub struct Summary {
     /// Bytes that ranks have sent to each other in steps of training since the run was started or resumed, all together: over
     /// sockets, without the heads of frames. Not known under MPI; 0 where ranks share memory.
     pub wire_bytes: u64,
+    /// The same of the rank that sent the most: what the busiest link carried.
+    pub wire_bytes_max: u64,
     /// With parameter servers: how many updates came between the weights that a gradient is of and the update with it, at most; since the
     /// run was started or resumed.
     #[serde(skip_serializing_if = "Option::is_none")]

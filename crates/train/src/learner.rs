@@ -14,7 +14,7 @@ use polyreme_exec::{
     StepArgs, Totals,
 };
 use polyreme_graph::{Axis, Body, Keeps};
-use polyreme_parallel::{Plan, Training, average_states, share_own, take_back_own};
+use polyreme_parallel::{Plan, Training, average_states, share_own, states_of_workers, take_back_own};
 
 use crate::checkpoint::{TensorShape, tensors};
 use crate::error::TrainError;
@@ -85,6 +85,8 @@ pub struct Learner {
     averaging: Option<usize>,
     /// What each rank keeps of the parameters for itself, if it keeps any.
     own: Option<OwnParams>,
+    /// The program that tells ranks which only serve what the states of the others have become, if there are such ranks.
+    telling: Option<usize>,
     trial: Option<Trial>,
     /// What of its inputs the rank is fed.
     fed: Fed,
@@ -216,6 +218,7 @@ impl Learner {
             runs: runs.clone(),
             averaging: None,
             own: None,
+            telling: None,
             trial: None,
             fed,
             whole,
@@ -266,12 +269,16 @@ impl Learner {
 
     /// States that ranks have of their own are averaged by a program.
     fn prepare_averaging(&mut self) -> Result<(), TrainError> {
-        let role = self.engine.role();
+        let (ranks, role) = (self.engine.role().ranks, self.engine.role());
         // Shards have averaged theirs in every step, and ranks that take steps by themselves when they meet.
         let apart = role.shards.is_none() && self.lowering.plan.local_steps().is_none();
-        if role.ranks > 1 && apart && !self.engine.kept(Kept::States).is_empty() {
-            let program = average_states(role.ranks, &self.engine.program().bodies[0]);
+        if ranks > 1 && apart && !self.engine.kept(Kept::States).is_empty() {
+            let program = average_states(ranks, &self.engine.program().bodies[0]);
             self.averaging = Some(self.engine.add(program)?);
+            if self.lowering.plan.workers() < ranks {
+                let program = states_of_workers(&self.lowering.plan, &self.engine.program().bodies[0]);
+                self.telling = Some(self.engine.add(program)?);
+            }
         }
         Ok(())
     }
@@ -382,8 +389,18 @@ impl Learner {
         Some(Judge::over(&mut self.engine, trial))
     }
 
+    /// Ranks that only serve get the mean of the others' running statistics. Collective.
+    pub fn tell_states(&mut self) -> Result<(), TrainError> {
+        if let Some(number) = self.telling {
+            self.engine.select(number);
+            self.engine.run()?;
+        }
+        Ok(())
+    }
+
     /// Running statistics that ranks have of their own become their mean. Collective.
     pub fn average_states(&mut self) -> Result<(), TrainError> {
+        self.tell_states()?;
         if let Some(number) = self.averaging {
             self.engine.select(number);
             self.engine.run()?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polyreme_net::Report;
 use polyreme_net::mailbox::{Class, Label, Letter, Payload};
@@ -51,8 +51,38 @@ pub struct ServerClient {
     sent_bytes: u64,
 }
 
+/// A push that is being written.
+pub struct GradientLetter<'a> {
+    client: &'a mut ServerClient,
+    at: (usize, usize),
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+impl GradientLetter<'_> {
+    /// The next numbers of it.
+    ///
+    /// # Panics
+    /// If they are more than it was to have.
+    pub fn extend(&mut self, numbers: &[f32]) {
+        let end = self.written + 4 * numbers.len();
+        write_floats(numbers, &mut self.bytes[self.written..end]);
+        self.written = end;
+    }
+
+    /// Posts it.
+    pub fn push(self) -> Result<(), Report> {
+        let GradientLetter { client, at: (server, range), bytes, written } = self;
+        debug_assert_eq!(written, bytes.len(), "all numbers are there");
+        let bytes = Arc::new(bytes);
+        client.rooms.insert((server, range), bytes.clone());
+        let label = label(kind::PUSH, client.session, client.clock, place_of(client.block, range));
+        client.post(server, Class::Data, label, Payload::from(bytes))
+    }
+}
+
 impl ServerClient {
-    /// The end of this rank; servers are beside the first ranks.
+    /// The end of this rank; there are servers on the first ranks.
     pub fn new(mail: ServerMail, servers: usize) -> ServerClient {
         ServerClient {
             mail,
@@ -106,21 +136,29 @@ impl ServerClient {
     /// Pushes the gradient of a range. `weight` is that of its samples, `scale` what it is to be multiplied by.
     pub fn push(
         &mut self,
-        (server, range): (usize, usize),
-        (weight, scale): (f64, f64),
+        at: (usize, usize),
+        weight_and_scale: (f64, f64),
         gradient: &[f32],
     ) -> Result<(), Report> {
+        let mut letter = self.gradient(at, weight_and_scale, gradient.len());
+        letter.extend(gradient);
+        letter.push()
+    }
+
+    /// The same for a gradient of `len` numbers that do not lie beside each other.
+    pub fn gradient(
+        &mut self,
+        (server, range): (usize, usize),
+        (weight, scale): (f64, f64),
+        len: usize,
+    ) -> GradientLetter<'_> {
         let room = self.rooms.entry((server, range)).or_default();
         let mut bytes = Arc::get_mut(room).map(std::mem::take).unwrap_or_default();
         // As long as the last one, so nothing is written twice.
-        bytes.resize(PUSH_HEAD + 4 * gradient.len(), 0);
+        bytes.resize(PUSH_HEAD + 4 * len, 0);
         bytes[..8].copy_from_slice(&weight.to_le_bytes());
         bytes[8..PUSH_HEAD].copy_from_slice(&scale.to_le_bytes());
-        write_floats(gradient, &mut bytes[PUSH_HEAD..]);
-        *room = Arc::new(bytes);
-        let payload = Payload::from(room.clone());
-        let label = label(kind::PUSH, self.session, self.clock, place_of(self.block, range));
-        self.post(server, Class::Data, label, payload)
+        GradientLetter { client: self, at: (server, range), bytes, written: PUSH_HEAD }
     }
 
     /// Asks for a range, as it is when this block is in it.
@@ -188,13 +226,21 @@ impl ServerClient {
 
     /// Asks for a block; `done` is the last one that it got, if it is in all ranges now.
     pub fn ask(&mut self, segment: u64, done: Option<u64>, stop: bool) -> Result<(), Report> {
+        self.ask_as(if stop { kind::ASK_AND_STOP } else { kind::ASK }, segment, done)
+    }
+
+    /// Asks for no block, and to be told when the segment is over: for a rank that only serves.
+    pub fn watch(&mut self, segment: u64, stop: bool) -> Result<(), Report> {
+        self.ask_as(if stop { kind::WATCH_AND_STOP } else { kind::WATCH }, segment, None)
+    }
+
+    fn ask_as(&mut self, kind: u16, segment: u64, done: Option<u64>) -> Result<(), Report> {
         self.asked += 1;
-        let kind = if stop { kind::ASK_AND_STOP } else { kind::ASK };
         let label = label(kind, segment, self.asked, done.unwrap_or(NO_BLOCK));
         self.post(LEASES_AT, Class::Data, label, Payload::from(Vec::new()))
     }
 
-    /// The next answer of the leases.
+    /// The next answer of the leases to the last question.
     pub fn answer(&mut self) -> Result<LeaseAnswer, Report> {
         loop {
             if let Some(answer) = self.told.pop_front() {
@@ -204,16 +250,31 @@ impl ServerClient {
         }
     }
 
+    /// The same with a deadline, after which it returns `None`. For a rank that expects no other letters.
+    pub fn answer_until(&mut self, until: Instant) -> Result<Option<LeaseAnswer>, Report> {
+        loop {
+            if let Some(answer) = self.told.pop_front() {
+                return Ok(Some(answer));
+            }
+            let Some(letter) = self.mail.to_workers.take_until(until)? else { return Ok(None) };
+            self.put(letter)?;
+        }
+    }
+
     /// The mailboxes, to be closed.
     pub fn into_mail(self) -> ServerMail {
         self.mail
     }
 
-    /// Takes a letter and puts it where it is looked for.
+    /// Waits for a letter and puts it where it is looked for.
     fn take(&mut self) -> Result<(), Report> {
         let Some(letter) = self.mail.to_workers.take()? else {
             return Err(failed(self.mail.rank(), "its mailbox was closed while it waited".into()));
         };
+        self.put(letter)
+    }
+
+    fn put(&mut self, letter: Letter) -> Result<(), Report> {
         let (place, from) = (letter.label.place, letter.from);
         match letter.label.kind {
             kind @ (kind::WEIGHTS | kind::STATE) => {
@@ -222,6 +283,8 @@ impl ServerClient {
                     self.came.insert((from, kind, place), letter);
                 }
             }
+            // A question that was asked again is answered again.
+            kind::LEASE | kind::REST | kind::OVER if letter.label.ticket != self.asked => {}
             kind::LEASE => {
                 let Ok(clock) = letter[..].try_into() else {
                     return Err(failed(from, "it sent a lease without a clock".into()));

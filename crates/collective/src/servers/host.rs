@@ -27,6 +27,9 @@ pub trait RangeStore: Send {
     /// Elements of a range.
     fn len_of(&self, range: usize) -> usize;
 
+    /// How many sums of gradients a worker pushes of each range; they travel one after the other.
+    fn sums_of(&self, worker: usize) -> usize;
+
     /// Updates a range with these gradients, added up in their order; it is the range's update number `version`, from 1.
     fn apply(&mut self, range: usize, version: u64, gradients: &[PushedGradient]);
 
@@ -175,7 +178,10 @@ impl<S: RangeStore> ServerDesk<S> {
             kind::PULL => ServerEvent::Pull { from, clock, range: place as usize },
             kind::PUSH => {
                 let (block, range) = block_and_range(place);
-                let want = (range < self.ranges()).then(|| PUSH_HEAD + 4 * lock(&self.store).len_of(range));
+                let want = (range < self.ranges()).then(|| {
+                    let store = lock(&self.store);
+                    PUSH_HEAD + 4 * store.len_of(range) * store.sums_of(letter.from)
+                });
                 if want.is_some_and(|want| want != letter.len()) {
                     let why = format!("a gradient of {} bytes for range {range}", letter.len());
                     return self.refuse(from, &why);
@@ -189,11 +195,13 @@ impl<S: RangeStore> ServerDesk<S> {
                 let (blocks, longest) = (place..number(0), Duration::from_micros(number(8)));
                 return self.lease(LeaseEvent::Open { segment: letter.label.ticket, blocks, longest });
             }
-            kind::ASK | kind::ASK_AND_STOP => {
+            asks @ (kind::ASK | kind::ASK_AND_STOP | kind::WATCH | kind::WATCH_AND_STOP) => {
                 let (segment, number) = session_and_clock(letter.label.ticket);
-                let (done, stop) =
-                    (Some(place).filter(|block| *block != NO_BLOCK), letter.label.kind == kind::ASK_AND_STOP);
-                return self.lease(LeaseEvent::Ask { worker: letter.from, segment, number, done, stop });
+                let done = Some(place).filter(|block| *block != NO_BLOCK);
+                let stop = matches!(asks, kind::ASK_AND_STOP | kind::WATCH_AND_STOP);
+                let watches = matches!(asks, kind::WATCH | kind::WATCH_AND_STOP);
+                let worker = letter.from;
+                return self.lease(LeaseEvent::Ask { worker, segment, number, done, stop, watches });
             }
             other => return self.refuse(from, &format!("a letter of kind {other}")),
         };

@@ -24,6 +24,8 @@ pub(super) mod kind {
     pub(crate) const REFUSED: u16 = 13;
     pub(crate) const PULL_STATE: u16 = 14;
     pub(crate) const STATE: u16 = 15;
+    pub(crate) const WATCH: u16 = 16;
+    pub(crate) const WATCH_AND_STOP: u16 = 17;
 }
 
 /// Bytes of a push before its gradients: the weight of its samples, and what its gradients are multiplied by.
@@ -68,6 +70,11 @@ pub(super) fn block_and_range(place: u64) -> (u64, usize) {
 pub struct PushedGradient(pub(super) Letter);
 
 impl PushedGradient {
+    /// Who pushed it.
+    pub fn worker(&self) -> usize {
+        self.0.from
+    }
+
     /// What its samples weigh: the mean of a step is the sum over its gradients divided by the sum of these.
     pub fn weight(&self) -> f64 {
         f64::from_le_bytes(self.0[..8].try_into().expect("the length was checked"))

@@ -1,6 +1,6 @@
 //! Parameter servers over mailboxes: the thin shell around the decisions of [`polyreme_net::servers`].
 //!
-//! A server is a thread ([`ServerHost`]) beside a rank. Every rank is a worker, with a [`ServerClient`]. Two mailboxes connect them, one for
+//! A server is a thread ([`ServerHost`]) of a rank, which is a worker too or only serves. Every rank has a [`ServerClient`]. Two mailboxes connect them, one for
 //! each direction, so that a thread only takes what is meant for it: between processes over TCP, between threads in memory.
 //!
 //! ```text
@@ -13,11 +13,13 @@
 //!                                  <--   state: place = range, which [f32 ...]
 //!    ask: place = done block       -->     only server 0, which has the leases
 //!                                  <--   lease, rest, or over: place = block; with a lease, where the clock of whoever joins starts
+//!    watch                         -->     the same for a rank that wants no block
+//!                                  <--   rest, over
 //! ```
 //!
 //! # Bytes
 //! A worker sends each gradient once and receives each weight once per step: with `M` bytes of parameters, `2·M` per worker and step,
-//! whatever the number of servers; a server of `n` workers moves `2·n·M / servers`.
+//! whatever the number of servers; a server of `n` workers with a share `s` of the parameters moves `2·n·s·M`.
 //!
 //! # Memory
 //! Letters are bounded by the mailboxes. A server that is slow takes no more letters, so its workers' pushes wait. A worker pulls only
@@ -41,7 +43,7 @@ use std::sync::Arc;
 use polyreme_net::mailbox::{Limits, Mailbox, PostError};
 use polyreme_net::{Cause, Report};
 
-pub use client::{LeaseAnswer, ServerClient};
+pub use client::{GradientLetter, LeaseAnswer, ServerClient};
 pub use counts::{STALENESS_BOUNDS, ServerCounts};
 pub use host::{HostOptions, RangeStore, ServerHost};
 pub use letters::PushedGradient;

@@ -13,6 +13,10 @@ impl RangeStore for Plain {
         self.0[range].len()
     }
 
+    fn sums_of(&self, _: usize) -> usize {
+        1
+    }
+
     fn apply(&mut self, range: usize, _: u64, gradients: &[PushedGradient]) {
         let mut sum = vec![0.0; self.0[range].len()];
         gradients.iter().for_each(|gradient| gradient.add_to(&mut sum));

@@ -18,7 +18,7 @@ pub enum LeaseEvent {
     },
     /// A worker asks for a block.
     Ask {
-        /// The worker.
+        /// The worker, or a rank that only serves.
         worker: usize,
         /// In which segment. The answer to a question about a later segment comes when that has begun.
         segment: u64,
@@ -29,6 +29,8 @@ pub enum LeaseEvent {
         done: Option<u64>,
         /// Whether it wishes the segment to end soon.
         stop: bool,
+        /// Whether it wants no block, and only to be told when the segment is over.
+        watches: bool,
     },
     /// A worker will do nothing more, and does not come back under its number: others get its blocks.
     Leave {
@@ -95,6 +97,8 @@ pub struct Leases {
     held: BTreeMap<u64, usize>,
     /// By worker: its last question, and the answer if it had one.
     asked: BTreeMap<usize, (u64, u64, Option<LeaseAction>)>,
+    /// Those that want no block.
+    watchers: BTreeSet<usize>,
     /// Workers that left, and may have messages on their way.
     gone: BTreeSet<usize>,
     #[cfg(test)]
@@ -112,6 +116,7 @@ impl Leases {
             returned: BTreeSet::new(),
             held: BTreeMap::new(),
             asked: BTreeMap::new(),
+            watchers: BTreeSet::new(),
             gone: BTreeSet::new(),
             #[cfg(test)]
             bug: None,
@@ -128,7 +133,7 @@ impl Leases {
                 self.fresh = self.first..blocks.end.max(self.first);
             }
             LeaseEvent::Open { .. } | LeaseEvent::Tick => {}
-            LeaseEvent::Ask { worker, segment, number, done, stop } => {
+            LeaseEvent::Ask { worker, segment, number, done, stop, watches } => {
                 if let Some(block) = done {
                     self.held.remove(&block);
                     self.returned.remove(&block);
@@ -144,6 +149,10 @@ impl Leases {
                     Some((of, last, _)) if (*of, *last) > (segment, number) => {}
                     Some(_) | None => {
                         self.asked.insert(worker, (segment, number, None));
+                        match watches {
+                            true => self.watchers.insert(worker),
+                            false => self.watchers.remove(&worker),
+                        };
                     }
                 }
             }
@@ -188,7 +197,10 @@ impl Leases {
             if *segment != self.segment || (answer.is_some() && !rested) {
                 continue;
             }
-            let block = self.returned.pop_first().or_else(|| self.fresh.next());
+            let block = match self.watchers.contains(&worker) {
+                true => None,
+                false => self.returned.pop_first().or_else(|| self.fresh.next()),
+            };
             let now = match block {
                 Some(block) => {
                     self.held.insert(block, worker);

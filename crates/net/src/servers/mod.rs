@@ -37,7 +37,7 @@
 //! [`Leases`] hands out blocks: each to one worker at a time, and to another if that one leaves before the block is done. Blocks are handed
 //! out in **segments**. At the end of a segment every block of it is applied to every range, exactly once, and nothing is under way:
 //! then all workers meet, and evaluate and save what the servers have. A worker for which there is no block rests until the segment is
-//! over, or until a block comes back.
+//! over, or until a block comes back. A rank that only serves rests from the beginning of a segment to its end.
 //!
 //! # Messages that are lost, doubled, delayed or reordered
 //! Every message carries the worker's session and clock, so an old one is known as such, and a repeated one gets its answer again and

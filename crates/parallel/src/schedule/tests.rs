@@ -87,9 +87,10 @@ fn a_program_says_what_travels_as_factors() {
 /// With servers nothing is summed and nothing is updated here: each bucket is pushed to all servers, and behind the last push everything is pulled.
 #[test]
 fn a_program_says_what_is_pushed_and_pulled() {
-    let (servers, lockstep) = (2, false);
+    let (servers, serving, lockstep) = (2, 0, false);
     let mesh = Mesh::data(3);
-    let free = Plan { mesh, servers: Some(ServerPlan { servers, lockstep }), keeps: Keeps::All, ..plan() };
+    let free =
+        Plan { mesh, servers: Some(ServerPlan { servers, serving, lockstep }), keeps: Keeps::All, ..plan() };
     let program = lower(&free, &ADAM);
     let said = program.to_string();
     assert!(program.exchanges.is_empty() && !said.contains("update params"), "{said}");
@@ -105,9 +106,18 @@ fn a_program_says_what_is_pushed_and_pulled() {
     assert_eq!(role.parts.iter().map(|p| p.iter().map(Range::len).sum::<usize>()).sum::<usize>(), 9216);
     assert!(role.parts[2].iter().all(Range::is_empty));
     // In lockstep the totals are summed as ever; clipping waits for all gradients.
-    let together = Plan { servers: Some(ServerPlan { servers, lockstep: true }), ..free.clone() };
+    let together = Plan { servers: Some(ServerPlan { servers, serving, lockstep: true }), ..free.clone() };
     let program = lower(&together, &ADAM);
     assert_eq!(program.exchanges.len(), 1, "{program}");
+    // The first of two that serve, in lockstep: it hears of losses, and computes nothing.
+    let servers = Some(ServerPlan { servers, serving: 2, lockstep: true });
+    let serves = Plan { servers, keeps: Keeps::All, ..plan() };
+    let serves = Plan { mesh, rank: 0, ..serves };
+    let body = compile(&step(), &serves, &ADAM, None).unwrap();
+    let program = schedule(&serves, &ADAM, &[Arc::new(body)], &StepShape::rounds(&[], 1));
+    assert_eq!((program.exchanges.len(), program.served.len()), (1, 8), "{program}");
+    let hears = |i: &Instr| matches!(i, Instr::Begin(_) | Instr::Start(_) | Instr::Wait(_) | Instr::Judge(_));
+    assert!(program.instrs.iter().all(hears), "{program}");
     let said = lower(&free, &Training { clip: Some(1.0), ..ADAM }).to_string();
     assert!(said.find("clip").unwrap() < said.find("push grads").unwrap(), "{said}");
 }

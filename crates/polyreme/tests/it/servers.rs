@@ -59,6 +59,145 @@ fn in_lockstep_servers_have_the_bits_of_an_all_reduce() {
     assert!(numbers(at, "threads") == reduced, "threads: the same bits");
 }
 
+/// Of four ranks two only serve, and the other two have what two ranks have without servers. Rank 0, which has neither samples nor gradients, writes
+/// the checkpoints all the same; from one of them the run goes on with the same bits, with servers on ranks of their own or without.
+#[test]
+fn ranks_that_only_serve_leave_the_bits_of_the_others() {
+    let folder = folder(&digits("steps = 40").replace("best = \"val_loss\"", LAST));
+    let at = folder.path();
+    train(at, "2", &["parallel.sync=allreduce"], "reduced");
+    let reduced = numbers(at, "reduced");
+    let served = ["parallel.sync=ps", "parallel.servers.ranks=2", "parallel.bucket_mib=0.05"];
+    let end = train(at, "4", &served, "served");
+    assert_eq!((&end["staleness_max"], &end["ledger"]["exact"]), (&0.into(), &true.into()), "{end}");
+    assert!(numbers(at, "served") == reduced, "the same bits");
+    let tensors = |run: &str, step: u64, name: &str| {
+        fs::read(at.join(run).join(format!("checkpoints/step-{step:08}/{name}.safetensors"))).unwrap()
+    };
+    for name in ["model", "moment1", "moment2"] {
+        assert!(tensors("served", 30, name) == tensors("reduced", 30, name), "{name}: the same bits");
+    }
+    let from = "served/checkpoints/step-00000015";
+    let resumed = ["resume", from, "--transport", "tcp", "--json", "--processes"];
+    for more in
+        [vec!["4"], vec!["2", "--set", "parallel.servers=1"], vec!["2", "--set", "parallel.sync=allreduce"]]
+    {
+        json(at, &[&resumed[..], &more].concat());
+        assert!(numbers(at, "served") == reduced, "{more:?}: the same bits after it was resumed");
+    }
+    // Threads of one process can have the same parts.
+    let threads = ["train", "job.toml", "--ranks", "3", "--set", "parallel.sync=ps", "--output", "threads"];
+    let end =
+        json(at, &[&threads[..], &["--set", "parallel.servers.ranks=1", "--json"]].concat()).pop().unwrap();
+    assert_eq!(end["wire_bytes"], 0, "{end}");
+    assert!(numbers(at, "threads") == reduced, "threads: the same bits");
+}
+
+/// Asynchronously one of two ranks does all blocks in their order, whatever the rank does that only serves.
+#[test]
+fn one_worker_beside_ranks_that_only_serve_has_the_bits_of_one_rank() {
+    let folder = folder(&digits("steps = 40").replace("best = \"val_loss\"", LAST));
+    let at = folder.path();
+    let plain = ["train", "job.toml", "--ranks", "1", "--output", "plain", "--json"];
+    json(at, &plain);
+    for sync in ["ps-async", "ps-bounded"] {
+        let sync = format!("parallel.sync={sync}");
+        let end = train(at, "3", &[&sync, "parallel.servers.ranks=2"], "served");
+        assert_eq!((&end["staleness_max"], &end["ledger"]["exact"]), (&0.into(), &true.into()), "{end}");
+        assert!(numbers(at, "served") == numbers(at, "plain"), "{sync}: the same bits");
+        let from = "served/checkpoints/step-00000015";
+        json(at, &["resume", from, "--processes", "2", "--set", "parallel.servers.ranks=1", "--json"]);
+        assert!(numbers(at, "served") == numbers(at, "plain"), "{sync}: the same bits after it was resumed");
+        fs::remove_dir_all(at.join("served")).unwrap();
+    }
+}
+
+/// In reproducible runs the weights of any number of workers are those of one, bit for bit: with batch norms, a short last step and runs of shards that
+/// are no subtrees; with as many servers as there are ranks, or on ranks of their own; and after a run was resumed with other numbers of both.
+#[test]
+fn reproducible_weights_are_those_of_one_worker() {
+    let job = endless("ps", "every_steps = 10\nkeep = 9").replace("epochs = 1000000", "steps = 25");
+    let job = job.replace("servers = 2", "reproducible = true\nbucket_mib = 0.001");
+    // A short last step of 30 samples.
+    let job = job.replace("outputs = 32 }, ", "outputs = 64 }, \"batch_norm\", ").replace("= 600", "= 620");
+    let folder = folder(&job.replace("best = \"val_accuracy\"", "best = \"none\""));
+    let at = folder.path();
+    let tensors = |run: &str| {
+        let step = at.join(run).join("checkpoints/step-00000020");
+        ["model", "moment1", "moment2"]
+            .map(|name| fs::read(step.join(name).with_extension("safetensors")).unwrap())
+    };
+    let all_reduce =
+        ["train", "job.toml", "--ranks", "1", "--set", "parallel.sync=allreduce", "--output", "one"];
+    json(at, &[&all_reduce[..], &["--json"]].concat());
+    let alone = ["train", "job.toml", "--ranks", "1", "--output", "alone", "--json"];
+    let alone = json(at, &alone).pop().unwrap();
+    let check = |run: &str, end: &Value| {
+        assert_eq!((&end["staleness_max"], &end["ledger"]["exact"]), (&0.into(), &true.into()), "{end}");
+        assert!(numbers(at, run) == numbers(at, "one"), "{run}: the same bits");
+        assert!(tensors(run) == tensors("one"), "{run}: the same bits in checkpoints");
+    };
+    check("alone", &alone);
+    for (ranks, servers, run) in
+        [("4", "servers=1", "four"), ("3", "servers=3", "three"), ("5", "servers.ranks=2", "serving")]
+    {
+        check(run, &train(at, ranks, &[&format!("parallel.{servers}")], run));
+    }
+    let from = "serving/checkpoints/step-00000010";
+    json(at, &["resume", from, "--processes", "3", "--set", "parallel.servers=2", "--json"]);
+    assert!(numbers(at, "serving") == numbers(at, "one"), "the same bits after it was resumed");
+}
+
+/// Where `n` workers and `k` ranks that only serve share the sums, no link carries more than the best that is known (OSDI 2020). Without such ranks, and with a
+/// server beside each worker, that is what an all-reduce takes.
+#[test]
+fn no_link_carries_more_than_it_must() {
+    let job = JOB.replace("outputs = 32", "outputs = 32768").replace("epochs = 4", "steps = 12");
+    let job = job.replace("every_steps = 10\nbest = \"val_accuracy\"", "best = \"none\"");
+    let folder = folder(&job);
+    let at = folder.path();
+    let most = |end: &Value| end["wire_bytes_max"].as_f64().unwrap();
+    // 4 bytes for each weight, in twelve steps.
+    train(at, "2", &["parallel.sync=allreduce"], "two");
+    let bytes = 12.0 * numbers(at, "two").len() as f64;
+    let n = 4.0;
+    for k in 0..4u32 {
+        let ranks = (4 + k).to_string();
+        let servers = if k == 0 { "servers=4".to_string() } else { format!("servers.ranks={k}") };
+        let set = ["parallel.sync=ps", &format!("parallel.{servers}"), "parallel.bucket_mib=0.25"];
+        let end = train(at, &ranks, &set, &ranks);
+        let k = f64::from(k);
+        let want = 2.0 * n * (n - 1.0) * bytes / (n * n + k * n - 2.0 * k);
+        println!("{k} more: {} for {want}, {} in all", most(&end), end["wire_bytes"]);
+        assert!((most(&end) / want - 1.0).abs() < 0.05, "{k} more: {end}, not {want}");
+        // All links carry as much, so that is the mean too.
+        assert!(end["wire_bytes"].as_f64().unwrap() > 0.95 * want * (n + k), "{k} more: {end}, not {want}");
+        if k == 0.0 {
+            let reduced = train(at, "4", &["parallel.sync=allreduce"], "reduced");
+            assert!((most(&end) / most(&reduced) - 1.0).abs() < 0.05, "{reduced} for {end}");
+        }
+    }
+}
+
+/// Running statistics of a batch norm are those of the ranks that have samples: one that only serves has never seen any.
+#[test]
+fn statistics_are_those_of_ranks_with_samples() {
+    let job = JOB.replace("outputs = 32 }, ", "outputs = 32 }, \"batch_norm\", ");
+    let folder = folder(&job.replace("best = \"val_accuracy\"", "best = \"none\""));
+    let at = folder.path();
+    let floats = |run: &str| {
+        let bytes = numbers(at, run);
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    train(at, "2", &["parallel.sync=ps"], "beside");
+    train(at, "3", &["parallel.sync=ps", "parallel.servers.ranks=1"], "apart");
+    let (beside, apart) = (floats("beside"), floats("apart"));
+    let far = beside.iter().zip(&apart).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(beside.len() == apart.len() && far < 1e-4, "off by {far}");
+    let losses = |run: &str| crate::ranks::losses(&at.join(run));
+    assert_eq!(losses("beside"), losses("apart"));
+}
+
 /// A worker that is alone takes the blocks in their order, and the server applies what a rank without servers would.
 #[test]
 fn one_worker_has_the_bits_of_one_rank() {
@@ -89,9 +228,15 @@ fn digits_are_learnt_in_every_mode() {
     let at = folder.path();
     let accuracy = |run: &Value| run["metrics"]["test_accuracy"].as_f64().unwrap();
     let plain = train(at, "4", &["parallel.sync=allreduce"], "plain");
-    for (sync, more) in [("ps", "1"), ("ps-bounded", "1"), ("ps-async", "3")] {
-        let servers = format!("parallel.servers={more}");
-        let end = train(at, "4", &[&format!("parallel.sync={sync}"), &servers], sync);
+    for (sync, ranks, servers) in [
+        ("ps", "4", "servers=1"),
+        ("ps-bounded", "4", "servers=1"),
+        ("ps-async", "4", "servers=3"),
+        ("ps-async", "5", "servers.ranks=1"),
+    ] {
+        let output = format!("{sync} of {ranks}");
+        let end =
+            train(at, ranks, &[&format!("parallel.sync={sync}"), &format!("parallel.{servers}")], &output);
         let (a, b) = (accuracy(&end), accuracy(&plain));
         println!("{sync}: {a} for {b}, staleness {} {}", end["staleness_mean"], end["staleness_max"]);
         // Of 360 samples to test, five.
@@ -103,7 +248,11 @@ fn digits_are_learnt_in_every_mode() {
 
 /// A job that never ends by itself, with servers; the model is so small that one of two servers holds nothing.
 fn endless(sync: &str, output: &str) -> String {
-    let servers = format!("threads = 1\nsync = \"{sync}\"\nservers = 2");
+    endless_on(sync, "2", output)
+}
+
+fn endless_on(sync: &str, servers: &str, output: &str) -> String {
+    let servers = format!("threads = 1\nsync = \"{sync}\"\nservers = {servers}");
     let job = JOB.replace("epochs = 4", "epochs = 1000000").replace("threads = 1", &servers);
     job.replace("every_steps = 10", output)
 }
@@ -112,14 +261,14 @@ fn endless(sync: &str, output: &str) -> String {
 /// `bench/servers.py chaos`.
 #[test]
 fn killed_workers_and_servers_lose_no_sample() {
-    for sync in ["ps-async", "ps-bounded"] {
-        let folder = folder(&endless(sync, "every_steps = 100"));
+    for (sync, servers) in [("ps-async", "2"), ("ps-bounded", "2"), ("ps-async", "{ ranks = 1 }")] {
+        let folder = folder(&endless_on(sync, servers, "every_steps = 100"));
         let chaos = "kill=600ms,join=600ms,seed=5";
         let args = ["train", "job.toml", "--elastic", "--processes", "3", "--json", "--output", "run"];
         let mut run = Watched::start(command(folder.path(), &[&args[..], &["--chaos", chaos]].concat()));
         run.until(|line| is_generation(line, 6) && line["step"].as_u64() > Some(100));
         let summary = run.interrupt();
-        println!("{sync}: {summary}");
+        println!("{sync}, {servers}: {summary}");
         assert!(summary["ranks_lost"].as_u64() >= Some(2), "{summary}");
         assert!(summary["ranks_joined"].as_u64() >= Some(1), "{summary}");
         assert_eq!(summary["ledger"]["exact"], true, "{summary}");
@@ -206,6 +355,7 @@ fn what_servers_cannot_do_is_refused() {
         ("parallel.wire=int8", "works where each rank has the whole model, and not with `wire`"),
         ("train.ema=0.9", "does not work with `train.ema`"),
         ("parallel.servers=3", "a rank hosts one server at most"),
+        ("parallel.servers.ranks=2", "leaves no rank that learns: of 2, 2 only serve"),
     ] {
         let args =
             ["train", "job.toml", "--ranks", "2", "--set", "parallel.sync=ps-async", "--output", "run"];

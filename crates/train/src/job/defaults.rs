@@ -12,7 +12,7 @@ use polyreme_nn::{Answer, FitError, Fitted, Model, Sample};
 
 use super::open::OpenKeys;
 use super::spec::*;
-use super::sync::{EverySpec, SyncKind};
+use super::sync::{EverySpec, ServersSpec, SyncKind};
 use super::wire::WireSpec;
 use crate::schedule::{Schedule, ScheduleShape};
 
@@ -275,7 +275,7 @@ impl Default for ParallelSpec {
             own: Vec::new(),
             outer: None,
             staleness: 3,
-            servers: 1,
+            servers: ServersSpec::default(),
             elastic: None,
             patience: SILENCE.as_secs_f64(),
             stall: STALL.as_secs_f64(),

@@ -58,6 +58,6 @@ pub use open::OpenKeys;
 pub use schema::schema;
 pub use spec::*;
 pub use store::StoreAddress;
-pub use sync::{EverySpec, OuterSpec, SyncKind, SyncTurn};
+pub use sync::{EverySpec, OuterSpec, ServersSpec, ServingRanks, SyncKind, SyncTurn};
 pub(crate) use wire::in_memory;
 pub use wire::{WireKind, WireSpec};

@@ -15,7 +15,8 @@ use super::tuning::patterns;
 use super::types::{auto, either, flag, list, maybe, one_of, real, table, text, whole, within};
 use super::wire;
 
-const RANKS_MAX: u64 = 1 << 16;
+/// More ranks than this are a slip.
+pub(super) const RANKS_MAX: u64 = 1 << 16;
 /// More than this is a slip, not a setting.
 pub(super) const THREADS_MAX: u64 = 1 << 10;
 const SHARDS_MAX: u64 = 1 << 12;
@@ -124,8 +125,9 @@ fn keys() -> Vec<Key<ParallelSpec>> {
         own: patterns() => |s| Some(&mut s.own); or "none";
         /// with `sync = "ps-bounded"`: how many steps a rank may be ahead of the slowest when it asks for weights
         staleness: whole(0..=STALENESS_MAX) => |s| Some(&mut s.staleness); or "3";
-        /// with `sync = "ps"`, `"ps-bounded"` or `"ps-async"`: how many parameter servers hold the weights; the first ranks host one each
-        servers: whole(1..=RANKS_MAX) => |s| Some(&mut s.servers); or "1";
+        /// with `sync = "ps"`, `"ps-bounded"` or `"ps-async"`: how many parameter servers hold the weights; the first ranks host one each. A table: ranks that do
+        /// nothing else
+        servers: sync::servers() => |s| Some(&mut s.servers); or "1";
         /// ranks may be lost and may join while training goes on, see `docs/elastic.md`
         elastic: maybe(table()) => |s| Some(&mut s.elastic);
         /// how samples are divided among ranks: equally, by measured speed, in proportion to these weights; or

@@ -10,7 +10,7 @@ pub use polyreme_parallel::pipeline::PipelineKind;
 
 use super::open::OpenKeys;
 use super::store::StoreAddress;
-use super::sync::{EverySpec, OuterSpec, SyncKind, SyncTurn};
+use super::sync::{EverySpec, OuterSpec, ServersSpec, SyncKind, SyncTurn};
 pub use super::tuning::{GroupSpec, HeadStart, LoraSpec, NameRule};
 use super::wire::WireSpec;
 pub use crate::loss::LossKind;
@@ -417,8 +417,8 @@ pub struct ParallelSpec {
     pub outer: Option<OuterSpec>,
     /// With `"ps-bounded"`: how far a rank may be ahead of the slowest.
     pub staleness: usize,
-    /// How many parameter servers there are, if they hold the weights.
-    pub servers: usize,
+    /// Where parameter servers are, if they hold the weights.
+    pub servers: ServersSpec,
     /// Whether ranks may come and go, and how many there may be.
     pub elastic: Option<Elastic>,
     /// How a step's samples are shared out.

@@ -7,11 +7,12 @@ use polyreme_parallel::ServerPlan;
 
 use super::cursor::Cursor;
 use super::declare::{keys, section};
+use super::parallel::RANKS_MAX;
 use super::section::Section;
 use super::shape::Bounds;
-use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec, Transport};
+use super::spec::{Balance, ParallelSpec, PrecisionKind, TrainSpec};
 use super::train::COUNT_MAX;
-use super::types::{Type, either, maybe, one_of, table, whole, within};
+use super::types::{Type, either, flag, maybe, one_of, table, whole, within};
 
 /// The program of a run has the passes of all its steps.
 pub(super) const EVERY_MAX: u64 = 1 << 10;
@@ -25,6 +26,30 @@ const OUTER_LR: Bounds = Bounds { low: Bound::Excluded(0.0), high: Bound::Includ
 pub(super) const STALENESS_MAX: u64 = 1 << 20;
 /// A momentum of 1 never forgets.
 const OUTER_MOMENTUM: Bounds = Bounds { low: Bound::Included(0.0), high: Bound::Excluded(1.0) };
+
+/// Where parameter servers are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServersSpec {
+    /// So many, each beside one of the first ranks.
+    Beside(usize),
+    /// On ranks that do nothing else.
+    Apart(ServingRanks),
+}
+
+/// Ranks that only serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServingRanks {
+    /// How many, the first ones.
+    pub ranks: usize,
+    /// Whether workers that outnumber them have servers beside them too.
+    pub share: bool,
+}
+
+impl Default for ServersSpec {
+    fn default() -> ServersSpec {
+        ServersSpec::Beside(1)
+    }
+}
 
 /// How replicas agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -157,6 +182,30 @@ pub(super) fn sync() -> Type<SyncChoice> {
     });
     either(always, turned)
 }
+
+/// How servers stand in a job file.
+pub(super) fn servers() -> Type<ServersSpec> {
+    let beside = whole(1..=RANKS_MAX).map(ServersSpec::Beside, |servers| match servers {
+        ServersSpec::Beside(n) => Some(*n),
+        ServersSpec::Apart(_) => None,
+    });
+    let apart = table::<ServingRanks>().map(ServersSpec::Apart, |servers| match servers {
+        ServersSpec::Apart(ranks) => Some(*ranks),
+        ServersSpec::Beside(_) => None,
+    });
+    either(beside, apart)
+}
+
+section! { ServingRanks => {
+    let keys = keys! { ServingRanks;
+        /// how many ranks have a server and no samples: the first ones
+        ranks: whole(1..=RANKS_MAX) => |s| Some(&mut s.ranks); needed "write how many ranks only serve, such as ranks = 2";
+        /// where more ranks learn, each of these has a server beside it as well, with so much less of the parameters that all links carry the same
+        share: flag() => |s| Some(&mut s.share);
+    };
+    let start = |_| ServingRanks { ranks: 1, share: true };
+    Section::new("parallel.servers", "a number, or a table such as { ranks = 2 }", start, keys)
+} }
 
 section! { SyncTurn => {
     let keys = keys! { SyncTurn;
@@ -339,25 +388,15 @@ fn check_servers(spec: &ParallelSpec, c: &Cursor) {
     let name = spec.sync.name();
     let refuse = |why: &str, hint: &str| c.fault("sync", format!("`parallel.sync = \"{name}\"` {why}"), hint);
     let one_out = "leave one of them out";
-    if spec.reproducible {
-        let why = match spec.sync {
-            SyncKind::Ps => {
-                "adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree"
-            }
-            SyncKind::AllReduce | SyncKind::Local | SyncKind::PsBounded | SyncKind::PsAsync => {
-                "applies gradients as they come, and `reproducible` wants the same order every time"
-            }
-        };
-        refuse(why, "leave one of them out; sync = \"allreduce\" is reproducible");
+    if spec.reproducible && spec.sync != SyncKind::Ps {
+        let why = "applies gradients as they come, and `reproducible` wants the same order every time";
+        refuse(why, "leave one of them out; sync = \"ps\" and \"allreduce\" are reproducible");
     }
     if spec.sync_batch_norm {
         refuse("does not work with `sync_batch_norm`, which needs all samples of a step at once", one_out);
     }
     for key in spec.splits().chain(spec.wire.is_coded().then_some("wire")) {
         refuse(&format!("works where each rank has the whole model, and not with `{key}`"), one_out);
-    }
-    if let Transport::Mpi = spec.transport {
-        refuse("needs ranks that were not started by MPI", "write transport = \"tcp\"");
     }
     if let Balance::Auto | Balance::Given(_) = spec.balance {
         let why = "shares samples out equally, or as ranks come to them, and not by `balance`";
@@ -432,16 +471,31 @@ impl ParallelSpec {
         };
     }
 
-    /// The servers beside so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks.
+    /// The servers of so many ranks, if there are to be any. Where ranks come and go, there are no more servers than ranks, and one rank at
+    /// least learns, also if it is alone and has to serve too.
     pub fn server_plan(&self, ranks: usize) -> Result<Option<ServerPlan>, String> {
         if !self.sync.has_servers() {
             return Ok(None);
         }
-        let servers = if self.elastic.is_some() { self.servers.min(ranks) } else { self.servers };
-        if servers > ranks {
-            let hint = "a rank hosts one server at most; use fewer, or more ranks";
-            return Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"));
+        let lockstep = self.sync == SyncKind::Ps;
+        let plan = |servers: usize, serving: usize| Ok(Some(ServerPlan { servers, serving, lockstep }));
+        let apart = |spec: ServingRanks, serving: usize| match spec.share && ranks - serving > serving {
+            true => plan(ranks, serving),
+            false => plan(serving.max(1), serving),
+        };
+        match (self.servers, self.elastic.is_some()) {
+            (ServersSpec::Beside(servers), true) => plan(servers.min(ranks), 0),
+            (ServersSpec::Beside(servers), false) if servers > ranks => {
+                let hint = "a rank hosts one server at most; use fewer, or more ranks";
+                Err(format!("`parallel.servers` of {servers} for {ranks} ranks: {hint}"))
+            }
+            (ServersSpec::Beside(servers), false) => plan(servers, 0),
+            (ServersSpec::Apart(spec), true) => apart(spec, spec.ranks.min(ranks.saturating_sub(1))),
+            (ServersSpec::Apart(spec), false) if spec.ranks >= ranks => Err(format!(
+                "`parallel.servers` leaves no rank that learns: of {ranks}, {} only serve; start more ranks, or write fewer",
+                spec.ranks
+            )),
+            (ServersSpec::Apart(spec), false) => apart(spec, spec.ranks),
         }
-        Ok(Some(ServerPlan { servers, lockstep: self.sync == SyncKind::Ps }))
     }
 }

@@ -151,6 +151,7 @@ impl Prepared {
         let mut seen: Vec<(RankKind, [usize; 3])> = Vec::new();
         // By place in a copy of the model, and samples.
         let mut bodies: Vec<((usize, usize), Arc<Body>)> = Vec::new();
+        let n_sums = self.sums_of_ranks().map_or(1, |sums| sums.counts.iter().sum());
         let mut of_rank = |rank: usize| -> Result<[usize; 3], TrainError> {
             let part = RankShare::new(self.pace, &self.cut, self.data_rank(rank));
             let lens = |kind: &StepKind| kind.microbatches.iter().map(|p| p.len).collect::<Vec<_>>();
@@ -186,7 +187,7 @@ impl Prepared {
                         + trial.inputs.saturating_sub(of_step.inputs)
                         + sent
                 });
-                let beyond = beyond + served_bytes(&program, rank, self.learner.plan.elastic);
+                let beyond = beyond + served_bytes(&program, rank, n_sums, self.learner.plan.elastic);
                 most = std::array::from_fn(|i| most[i].max(bytes[i] + beyond));
             }
             seen.push((kind, most));

@@ -86,7 +86,7 @@ impl Run {
         let transform = self.prepared.plain_transform(set.as_ref())?;
         // Workers that take whole steps share an evaluation all the same.
         let weights = match self.prepared.learner.plan.is_free() {
-            true => vec![1.0; self.prepared.ranks()],
+            true => self.prepared.worker_weights(self.prepared.ranks()),
             false => self.prepared.cut.weights.clone(),
         };
         let mut judge = self.learner.judge().expect("a set to evaluate, and so an evaluation");

@@ -13,6 +13,7 @@ use polyreme_exec::Isa;
 use polyreme_graph::{Axis, Keeps, Program, cost};
 use polyreme_parallel::pipeline::across_steps;
 use polyreme_parallel::stage::flops;
+use polyreme_parallel::tree::SumsOfRanks;
 use polyreme_parallel::{
     DriftBound, FragmentTurns, LocalSteps, Mesh, Norms, OuterStep, Plan, Training, Updates, choose,
 };
@@ -304,14 +305,14 @@ impl Prepared {
     pub fn for_ranks(mut self, ranks: usize) -> Result<Prepared, TrainError> {
         let mesh = self.job.parallel.mesh(ranks).map_err(TrainError::Mesh)?;
         self.learner.plan.mesh = mesh;
+        self.learner.plan.servers = self.job.parallel.server_plan(mesh.data).map_err(TrainError::Mesh)?;
         self.cut.flushes = flushes(&self.job, self.pace, mesh.data, self.until());
         self.learner.plan.run_steps = self.cut.flushes.lengths(self.pace)[0];
         let data = mesh.data;
         let weights = match &self.job.parallel.balance {
             Balance::Given(weights) => weights.clone(),
-            Balance::Hosts | Balance::Equal | Balance::Auto => vec![1.0; data],
+            Balance::Hosts | Balance::Equal | Balance::Auto => self.worker_weights(data),
         };
-        self.learner.plan.servers = self.job.parallel.server_plan(data).map_err(TrainError::Mesh)?;
         if weights.len() != data {
             return Err(TrainError::Balance { got: weights.len(), want: data });
         }
@@ -330,6 +331,17 @@ impl Prepared {
         }
         self.choose_parts()?;
         Ok(self)
+    }
+
+    /// What servers do with the sums of logical shards that are pushed to them, if the run is reproducible.
+    pub(super) fn sums_of_ranks(&self) -> Option<SumsOfRanks> {
+        Some(SumsOfRanks::new(self.cut.shards?, &self.cut.shard_runs()?))
+    }
+
+    /// A weight for each of so many data ranks: as many samples for each, and none for those that only serve.
+    pub(super) fn worker_weights(&self, data: usize) -> Vec<f64> {
+        let serving = self.learner.plan.servers.map_or(0, |servers| servers.serving);
+        (0..data).map(|rank| if rank < serving { 0.0 } else { 1.0 }).collect()
     }
 
     /// Chooses which rank of a copy of the model has which part of it, once for all programs: all ranks come to the same.
@@ -563,6 +575,9 @@ fn mesh_words(plan: &Plan, cuts_from: CutsFrom) -> Option<String> {
             "data {}, each rank by itself for up to {} steps{until}, then {then}",
             mesh.data, plan.run_steps
         ));
+    }
+    if let Some(serving) = plan.servers.map(|servers| servers.serving).filter(|serving| *serving > 0) {
+        return Some(format!("data {}, the first {serving} of which only serve", mesh.data));
     }
     if mesh.replica_ranks() == 1 && plan.shard_place().is_none() {
         return None;

@@ -1,4 +1,4 @@
-//! A run whose weights are at parameter servers: the servers beside the first ranks, and workers that take blocks of samples as they
+//! A run whose weights are at parameter servers: the servers on the first ranks, and workers that take blocks of samples as they
 //! come to them.
 //!
 //! In lockstep (`sync = "ps"`) the loop is that of every run, and only the program differs. Otherwise a step is a block that one worker does
@@ -6,6 +6,10 @@
 //! blocks of a **segment** are done before the ranks meet. Then every rank pulls what the servers have, and all that follows a step (evaluation,
 //! checkpoints, records) is as ever: the servers have applied the blocks `0..n`, each once, in some order. A segment ends where something of
 //! that is due, and after a second in any case, so that there are records and requests to stop are heard.
+//!
+//! A rank with a server is a worker too, or only serves. One that only serves takes part in all that ranks do together, and has no samples: in
+//! lockstep a part of nothing, otherwise no block. Its own copy of the weights follows when ranks meet, and in lockstep before a
+//! checkpoint, which rank 0 writes.
 //!
 //! Which samples counted is known as in every run: each block's tally travels with its result, and the ledger adds them up.
 //!
@@ -43,12 +47,15 @@ const SEGMENT_MAX: Duration = Duration::from_secs(30);
 /// A segment takes as long as so many blocks of a worker, or so many meetings: at its end workers wait for half a block on the average.
 const BLOCKS_A_SEGMENT: u32 = 10;
 
+/// How often a rank that only serves looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What travels of a block: its loss, its gradients' norm, how long its worker waited, and the tally of its samples.
 const NUMBERS: usize = 3 + Tally::NUMBERS;
 
 /// A rank's part in the servers of a run.
 pub(super) struct Servers {
-    /// The server beside this rank, and its numbers.
+    /// The server of this rank, and its numbers.
     host: Option<(ServerHost, Arc<Mutex<ServedRanges>>)>,
     /// Segments that have begun.
     segment: u64,
@@ -60,15 +67,17 @@ pub(super) struct Servers {
     lockstep: bool,
 }
 
-/// What servers came to, over all of them.
+/// What servers came to.
 pub(super) struct ServersEnd {
+    /// Of all of them.
     pub(super) staleness: Staleness,
-    pub(super) sent_bytes: u64,
+    /// What the one of this rank sent.
+    pub(super) own_bytes: u64,
 }
 
-/// What a rank takes for servers, by its program: the ranges of the server beside it, with their optimizer state, a sum of gradients and letters with
+/// What a rank takes for servers, by its program: the ranges of its server, with their optimizer state, `n_sums` sums of gradients and letters with
 /// weights; letters with its own gradients; and where ranks may be lost, what it goes back to.
-pub(super) fn served_bytes(program: &Program, rank: usize, elastic: bool) -> usize {
+pub(super) fn served_bytes(program: &Program, rank: usize, n_sums: usize, elastic: bool) -> usize {
     let len = |own: bool| {
         let of = program.served.iter().filter(move |range| range.server == rank || !own);
         of.map(|range| range.params.len())
@@ -77,7 +86,9 @@ pub(super) fn served_bytes(program: &Program, rank: usize, elastic: bool) -> usi
         (len(true).sum(), len(false).sum(), len(true).max().unwrap_or(0));
     let arenas = 1 + program.optimizer.map_or(0, |optimizer| optimizer.n_states());
     let kept = if elastic { arenas * all } else { 0 };
-    DType::F32.bytes() * ((arenas + 1) * held + longest + all + kept)
+    let pushed = program.served.iter().flat_map(|range| &range.pushed);
+    let pushed: usize = pushed.map(|of| program.len_of(of)).sum();
+    DType::F32.bytes() * ((arenas + 1) * held + n_sums * longest + pushed + kept)
 }
 
 impl Run {
@@ -92,12 +103,13 @@ impl Run {
             SyncKind::PsBounded => Discipline::Bounded { staleness: parallel.staleness as u64 },
             SyncKind::PsAsync => Discipline::Free,
             SyncKind::Ps | SyncKind::AllReduce | SyncKind::Local => {
-                Discipline::Lockstep { workers: self.prepared.ranks() }
+                Discipline::Lockstep { workers: self.prepared.ranks() - plan.serving }
             }
         };
         let mut host = None;
         if self.rank < plan.servers {
-            let store = ServedRanges::of(self.learner.engine(), rate)?;
+            let sums = self.prepared.sums_of_ranks();
+            let store = ServedRanges::of(self.learner.engine(), rate, sums)?;
             let leases = self.rank == 0 && !plan.lockstep;
             let (n_ranges, done) = (store.n_ranges(), self.learner.steps_done());
             let store = Arc::new(Mutex::new(store));
@@ -106,7 +118,7 @@ impl Run {
             host = Some((thread.map_err(|source| TrainError::Thread { rank: self.rank, source })?, store));
         }
         let mut client = ServerClient::new(mail, plan.servers);
-        if plan.lockstep {
+        if plan.lockstep && !self.only_serves() {
             client.join()?;
         }
         self.learner.engine_mut().set_servers(client);
@@ -115,12 +127,36 @@ impl Run {
         Ok(())
     }
 
-    /// Takes the optimizer state of the server beside this rank over, for a checkpoint. Nothing is under way.
-    pub(super) fn settle_servers(&mut self) {
+    /// Takes the optimizer state of the server of this rank over, for a checkpoint, and what else a rank needs for it that only serves. Nothing
+    /// is under way. Collective.
+    pub(super) fn settle_servers(&mut self) -> Result<(), TrainError> {
+        let Some(servers) = &self.servers else { return Ok(()) };
+        let (lockstep, only_serves) = (servers.lockstep, self.only_serves());
+        let some_serve = self.prepared.learner.plan.servers.is_some_and(|plan| plan.serving > 0);
+        if some_serve {
+            // Workers that come here have the weights of the step, so servers have applied it.
+            self.learner.comm().barrier()?;
+            if lockstep && only_serves && self.rank == 0 {
+                self.client().join()?;
+                self.learner.engine_mut().pull_now()?;
+                self.client().leave()?;
+            }
+        }
         if let Some((_, store)) = self.servers.as_ref().and_then(|servers| servers.host.as_ref()) {
             let store = store.lock().unwrap_or_else(PoisonError::into_inner);
             store.give_back(self.learner.engine_mut());
         }
+        if some_serve {
+            self.learner.tell_states()?;
+            // Nobody goes on before a server has been asked.
+            self.learner.comm().barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Whether this rank has a server and no samples.
+    pub(super) fn only_serves(&self) -> bool {
+        self.prepared.learner.plan.servers.is_some_and(|plan| self.rank < plan.serving)
     }
 
     /// Ends the servers. Collective.
@@ -128,7 +164,7 @@ impl Run {
         let Some(servers) = self.servers.take() else { return Ok(None) };
         let host = servers.host.map(|(host, _)| host);
         let Staleness { sum, count, max } = host.as_ref().map_or(Staleness::default(), ServerHost::staleness);
-        let sent = host.as_ref().map_or(0, ServerHost::sent_bytes);
+        let own_bytes = host.as_ref().map_or(0, ServerHost::sent_bytes);
         // Nobody posts any more.
         self.learner.comm().barrier()?;
         drop(host);
@@ -136,12 +172,12 @@ impl Run {
         if let Some(client) = self.learner.engine_mut().take_servers() {
             client.into_mail().close()?;
         }
-        let mut sums = [sum as i64, count as i64, sent as i64];
+        let mut sums = [sum as i64, count as i64];
         let mut most = [max as i64];
         self.learner.comm().all_reduce(&mut sums, Reduce::Sum)?;
         self.learner.comm().all_reduce(&mut most, Reduce::Max)?;
         let staleness = Staleness { sum: sums[0] as u64, count: sums[1] as u64, max: most[0] as u64 };
-        Ok(Some(ServersEnd { staleness, sent_bytes: sums[2] as u64 }))
+        Ok(Some(ServersEnd { staleness, own_bytes }))
     }
 
     /// Whether workers take blocks as they come to them.
@@ -164,28 +200,13 @@ impl Run {
         let servers = self.servers.as_mut().expect("a run with servers");
         servers.segment += 1;
         let (segment, longest, began) = (servers.segment, servers.longest, Instant::now());
-        let mut mine: Vec<(u64, StepResult)> = Vec::new();
-        let speaks = self.rank == 0;
-        let to_end =
-            |observer: &dyn Observer| observer.stop_requested() || (speaks && observer.change_requested());
         let client = self.client();
         if client.is_beside_leases() {
             client.open(segment, first..until, longest)?;
         }
-        client.ask(segment, None, to_end(observer))?;
-        let end = loop {
-            match self.client().answer()? {
-                LeaseAnswer::Block(block) => {
-                    self.client().join()?;
-                    self.learner.engine_mut().set_steps_done(block);
-                    self.queue_block(block);
-                    let (results, _) = self.steps(loader, block, steps, observer)?;
-                    mine.extend(results.into_iter().map(|result| (block, result)));
-                    self.client().ask(segment, Some(block), to_end(observer))?;
-                }
-                LeaseAnswer::Rest => self.client().leave()?,
-                LeaseAnswer::Over { end } => break end,
-            }
+        let (mine, end) = match self.only_serves() {
+            true => (Vec::new(), self.watch(segment, observer)?),
+            false => self.take_blocks(loader, segment, steps, observer)?,
         };
         let learning = began.elapsed();
         // A new session begins at the clock of the slowest, and so it is answered at once.
@@ -199,19 +220,73 @@ impl Run {
         self.learner.engine_mut().set_steps_done(end);
         // Each rank has done other steps than the others; what they do together from here on is of the same one.
         self.learner.engine_mut().comms().set_step(end);
+        if self.undo.is_some() {
+            // One that only served may have samples when ranks were lost.
+            self.learner.tell_states()?;
+        }
         let met = self.meet(first..end, &mine, observer)?;
         // All have told what they did, and had pulled everything before.
         if let Some(undo) = &mut self.undo {
             undo.end_segment();
         }
         let n_blocks = (end - first).max(1) as u32;
-        let block = learning * self.prepared.ranks() as u32 / n_blocks;
+        let block = learning * self.prepared.learner.plan.workers() as u32 / n_blocks;
         let meeting = began.elapsed() - learning;
         let longest = BLOCKS_A_SEGMENT * block.max(meeting);
         let shortest = self.shortest_segment();
         let servers = self.servers.as_mut().expect("a run with servers");
         servers.longest = longest.clamp(shortest, SEGMENT_MAX);
         Ok(met)
+    }
+
+    /// The blocks of a segment that this rank comes to, and the first that is not of it.
+    fn take_blocks(
+        &mut self,
+        loader: &mut Loader,
+        segment: u64,
+        steps: u64,
+        observer: &dyn Observer,
+    ) -> Result<(Vec<(u64, StepResult)>, u64), TrainError> {
+        let mut mine = Vec::new();
+        let to_end = self.wishes_end(observer);
+        self.client().ask(segment, None, to_end)?;
+        loop {
+            match self.client().answer()? {
+                LeaseAnswer::Block(block) => {
+                    self.client().join()?;
+                    self.learner.engine_mut().set_steps_done(block);
+                    self.queue_block(block);
+                    let (results, _) = self.steps(loader, block, steps, observer)?;
+                    mine.extend(results.into_iter().map(|result| (block, result)));
+                    let to_end = self.wishes_end(observer);
+                    self.client().ask(segment, Some(block), to_end)?;
+                }
+                LeaseAnswer::Rest => self.client().leave()?,
+                LeaseAnswer::Over { end } => return Ok((mine, end)),
+            }
+        }
+    }
+
+    /// A segment of a rank that only serves; gives the first block that is not of it.
+    fn watch(&mut self, segment: u64, observer: &dyn Observer) -> Result<u64, TrainError> {
+        let mut told = self.wishes_end(observer);
+        self.client().watch(segment, told)?;
+        loop {
+            match self.client().answer_until(Instant::now() + LOOK)? {
+                Some(LeaseAnswer::Over { end }) => return Ok(end),
+                Some(LeaseAnswer::Rest | LeaseAnswer::Block(_)) => {}
+                None if !told && self.wishes_end(observer) => {
+                    told = true;
+                    self.client().watch(segment, true)?;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Whether this rank wishes the segment to end soon.
+    fn wishes_end(&self, observer: &dyn Observer) -> bool {
+        observer.stop_requested() || (self.rank == 0 && observer.change_requested())
     }
 
     /// For how long a segment hands out blocks at least.

@@ -140,7 +140,8 @@ impl Run {
             };
             pulse.timings.note(units, busy.as_secs_f64());
         }
-        self.waited_last = last.waited;
+        // One that only serves has nothing to wait for.
+        self.waited_last = if self.only_serves() { Duration::ZERO } else { last.waited };
         let wishes = wishes_of(last.extra[0]);
         if let Some(pulse) = &mut self.pulse {
             pulse.n_steps += results.len() as u64;

@@ -423,6 +423,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let (pace, seconds, ranks) = (self.prepared.pace, self.seconds(), self.prepared.ranks());
+        let workers = ranks - self.prepared.learner.plan.servers.map_or(0, |servers| servers.serving);
         let (samples, lr) = (pace.len(step), self.prepared.lr(step));
         self.progress.samples += samples as u64;
         if let Some(ledger) = &mut self.progress.ledger {
@@ -449,7 +450,7 @@ impl Run {
         }
         let here = self.started.elapsed().as_secs_f64().max(1e-9);
         // What a rank waits with nobody to wait for is the price of a look at the clock.
-        self.waited += if ranks > 1 { result.extra[1] / ranks as f64 } else { 0.0 };
+        self.waited += if ranks > 1 { result.extra[1] / workers as f64 } else { 0.0 };
         let waiting_for_ranks = (self.waited / here).min(1.0);
         observer.event(Event::Step(&StepDone {
             step: step + 1,
@@ -523,7 +524,7 @@ impl Run {
         }
         let began = Instant::now();
         let peak_mib = self.prepared.peak_bytes.map(|peak| peak() as f64 / f64::from(1 << 20));
-        self.settle_servers();
+        self.settle_servers()?;
         let progress = Progress { seconds: self.seconds(), peak_mib, ..self.progress.clone() };
         let epoch = step / self.prepared.pace.steps_per_epoch();
         match &mut self.files {
@@ -580,7 +581,8 @@ impl Run {
         if let Some(report) = ledger.as_ref().filter(|report| report.exact == Some(false)) {
             observer.event(Event::Warning(&format!("the ledger of samples does not add up: {report}")));
         }
-        let SentBefore { bytes: wire_bytes, staleness: stale } = self.sent()?;
+        let SentBefore { bytes: wire_bytes, bytes_max: wire_bytes_max, staleness: stale, .. } =
+            self.sent()?;
         let summary = Summary {
             steps: self.saved_step,
             seconds,
@@ -593,6 +595,7 @@ impl Run {
             model_step,
             ledger,
             wire_bytes,
+            wire_bytes_max,
             staleness_max: stale.map(|stale| stale.max),
             staleness_mean: stale.map(|stale| stale.sum as f64 / stale.count.max(1) as f64),
             membership: observer.membership(),
@@ -612,16 +615,18 @@ impl Run {
 
     /// What all ranks and servers have sent since the run was started or resumed, and how old gradients were. Ends the servers. Collective.
     pub(super) fn sent(&mut self) -> Result<SentBefore, TrainError> {
-        let mut bytes = [self.learner.engine().wire_bytes() as i64];
-        self.learner.comm().all_reduce(&mut bytes, Reduce::Sum)?;
+        let own = self.learner.engine().wire_bytes();
         let served = self.end_servers()?;
-        let by_servers = served.as_ref().map_or(0, |end| end.sent_bytes);
+        let own = self.before.own + own + served.as_ref().map_or(0, |end| end.own_bytes);
+        let (mut sum, mut most) = ([own as i64], [own as i64]);
+        self.learner.comm().all_reduce(&mut sum, Reduce::Sum)?;
+        self.learner.comm().all_reduce(&mut most, Reduce::Max)?;
         let stale = served.map(|end| end.staleness);
         let staleness = match (self.before.staleness, stale) {
             (Some(before), Some(now)) => Some(before.with(now)),
             (before, now) => before.or(now),
         };
-        Ok(SentBefore { bytes: self.before.bytes + bytes[0] as u64 + by_servers, staleness })
+        Ok(SentBefore { own, bytes: sum[0] as u64, bytes_max: most[0] as u64, staleness })
     }
 
     /// Takes the weights of the best checkpoint, and gives its step; if it cannot be read, the last ones stay.

@@ -17,8 +17,12 @@ use crate::event::{Ending, Event, Observer};
 /// What the steps before a turn came to that is not in a checkpoint.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct SentBefore {
-    /// Bytes that all ranks sent.
+    /// Bytes that this rank sent, with its server.
+    pub(super) own: u64,
+    /// Those of all ranks.
     pub(super) bytes: u64,
+    /// Those of the rank that sent the most.
+    pub(super) bytes_max: u64,
     /// How old gradients were, if there were servers.
     pub(super) staleness: Option<Staleness>,
 }

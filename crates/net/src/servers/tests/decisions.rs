@@ -144,13 +144,21 @@ fn who_joins_late_starts_with_the_slowest() {
 fn blocks_are_leased_once_and_come_back() {
     let (start, longest) = (Instant::now(), Duration::from_secs(1));
     let mut leases = Leases::new(10);
-    let ask = |worker, number| LeaseEvent::Ask { worker, segment: 1, number, done: None, stop: false };
+    let ask = |worker, number| LeaseEvent::Ask {
+        worker,
+        segment: 1,
+        number,
+        done: None,
+        stop: false,
+        watches: false,
+    };
     let done = |worker, number, block| LeaseEvent::Ask {
         worker,
         segment: 1,
         number,
         done: Some(block),
         stop: false,
+        watches: false,
     };
     let lease = |worker, number, block| LeaseAction::Lease { worker, number, block };
     // The segment has not begun.
@@ -174,7 +182,7 @@ fn a_segment_ends_after_its_time_or_on_a_wish() {
     let open = |longest| LeaseEvent::Open { segment: 1, blocks: 0..100, longest };
     let ask = |number: u64, stop| {
         let done = number.checked_sub(1);
-        LeaseEvent::Ask { worker: 0, segment: 1, number, done, stop }
+        LeaseEvent::Ask { worker: 0, segment: 1, number, done, stop, watches: false }
     };
     for (at, stop) in [(start + longest, false), (start, true)] {
         let mut leases = Leases::new(0);
@@ -186,4 +194,25 @@ fn a_segment_ends_after_its_time_or_on_a_wish() {
     let mut leases = Leases::new(0);
     leases.step(start, open(Duration::ZERO));
     assert_eq!(leases.step(start, ask(0, true)), [LeaseAction::Lease { worker: 0, number: 0, block: 0 }]);
+}
+
+#[test]
+fn who_only_serves_hears_of_the_end_and_gets_no_block() {
+    let (start, longest) = (Instant::now(), Duration::from_secs(1));
+    let ask = |worker, number, done, stop| {
+        let watches = worker == 0;
+        LeaseEvent::Ask { worker, segment: 1, number, done, stop, watches }
+    };
+    let rest = |worker, number| LeaseAction::Rest { worker, number };
+    let lease = |worker, number, block| LeaseAction::Lease { worker, number, block };
+    let over = |worker, number, end| LeaseAction::Over { worker, number, end };
+    let mut leases = Leases::new(0);
+    assert_eq!(leases.step(start, ask(0, 0, None, false)), []);
+    leases.step(start, LeaseEvent::Open { segment: 1, blocks: 0..9, longest });
+    assert_eq!(leases.step(start, ask(0, 0, None, false)), [rest(0, 0)], "as when the segment began");
+    assert_eq!(leases.step(start, ask(1, 0, None, false)), [lease(1, 0, 0)]);
+    assert_eq!(leases.step(start, ask(1, 1, Some(0), false)), [lease(1, 1, 1)]);
+    // It wishes an end: what is under way is finished.
+    assert_eq!(leases.step(start, ask(0, 1, None, true)), [rest(0, 1)]);
+    assert_eq!(leases.step(start, ask(1, 2, Some(1), false)), [over(0, 1, 2), over(1, 2, 2)]);
 }

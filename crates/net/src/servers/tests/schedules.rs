@@ -1,6 +1,7 @@
 //! Servers, leases and workers in one process, in virtual time, from a seed: messages that are lost, doubled, delayed and reordered;
 //! workers that die and others that come. Invariants are checked after every event; deliberate bugs must be found. In half of the
-//! schedules ranks die with the servers beside them, and the others form a new generation (`generations`).
+//! schedules ranks die with the servers beside them, and the others form a new generation (`generations`). In half of them, if there are
+//! enough ranks, those with a server only serve.
 //!
 //! The servers and the leases are the real ones. A worker is a model: it repeats what it waits for until it has its answer. What is in the
 //! weights of a range is a sum over the blocks that were applied to it.
@@ -69,6 +70,8 @@ struct ModelWorker {
     working: BTreeMap<(usize, usize), u64>,
     /// The blocks that it did in this segment.
     mine: Vec<u64>,
+    /// Whether it only serves.
+    watches: bool,
     kept: KeptBlocks,
 }
 
@@ -135,6 +138,8 @@ struct ServersWorld {
     bugs: Bugs,
     /// Whether a loss forms a new generation; otherwise workers come and go one by one, and servers stay.
     elastic: bool,
+    /// Whether ranks with a server only serve, if others are left.
+    serving: bool,
     /// For how long a segment hands out blocks.
     longest: Duration,
     /// Where the clock of a worker starts that joins now.
@@ -177,6 +182,7 @@ impl ServersWorld {
             staleness,
             bugs,
             elastic,
+            serving: Draws(!seed).below(2) == 0,
             longest,
             clock: 0,
             lost: false,
@@ -193,6 +199,9 @@ impl ServersWorld {
         };
         world.open();
         (0..n_workers).for_each(|_| world.enter());
+        let all: Vec<usize> = (0..world.workers.len()).collect();
+        world.seat(&all);
+        all.into_iter().for_each(|worker| world.act(worker));
         world.at(3_000, Happening::Strike);
         world
     }
@@ -228,8 +237,15 @@ impl ServersWorld {
     fn enter(&mut self) {
         let worker = self.workers.len();
         self.workers.push(ModelWorker::new(KeptBlocks::default()));
-        self.act(worker);
         self.at(RETRY_US, Happening::Retry(worker));
+    }
+
+    /// The first of these ranks only serve, if there are such ranks: those with servers, but for one.
+    fn seat(&mut self, ranks: &[usize]) {
+        let n = if self.serving { self.hosts.len().min(ranks.len() - 1) } else { 0 };
+        for (place, rank) in ranks.iter().enumerate() {
+            self.workers[*rank].watches = place < n;
+        }
     }
 
     fn id(&self, worker: usize) -> WorkerId {
@@ -247,11 +263,12 @@ impl ServersWorld {
     fn act(&mut self, worker: usize) {
         let (id, of) = (self.id(worker), &self.workers[worker]);
         let (clock, base, number) = (of.clock, of.base, of.number);
-        let (last, segment) = (of.last, self.segment);
+        let (last, segment, watches) = (of.last, self.segment, of.watches);
         match of.stand {
             Stand::Asks => {
                 let stop = self.random.below(200) == 0;
-                self.send(Happening::AtLeases(LeaseEvent::Ask { worker, segment, number, done: last, stop }));
+                let ask = LeaseEvent::Ask { worker, segment, number, done: last, stop, watches };
+                self.send(Happening::AtLeases(ask));
             }
             Stand::Exchanges(block) => {
                 for (server, range) in of.missing.clone() {
@@ -263,7 +280,7 @@ impl ServersWorld {
                 }
             }
             Stand::Rests => {
-                let ask = LeaseEvent::Ask { worker, segment, number, done: last, stop: false };
+                let ask = LeaseEvent::Ask { worker, segment, number, done: last, stop: false, watches };
                 self.send(Happening::AtLeases(ask));
                 self.leave(worker);
             }
@@ -373,6 +390,10 @@ impl ServersWorld {
             (0..self.workers.len()).filter(|w| self.workers[*w].stand != Stand::Dead).collect();
         if alive.len() > 1 && self.random.below(3) == 0 {
             let worker = alive[self.random.below(alive.len() as u64) as usize];
+            let learns = |w: &&usize| **w != worker && !self.workers[**w].watches;
+            if !self.elastic && alive.iter().find(learns).is_none() {
+                return self.next_strike();
+            }
             self.workers[worker].stand = Stand::Dead;
             let noticed = 1 + self.random.below(30_000);
             if self.elastic {
@@ -388,6 +409,7 @@ impl ServersWorld {
         }
         if !self.elastic && alive.len() < 5 && self.random.below(3) == 0 {
             self.enter();
+            self.act(self.workers.len() - 1);
         }
         self.next_strike();
     }
@@ -406,6 +428,9 @@ impl ServersWorld {
             return Ok(());
         }
         match action {
+            LeaseAction::Lease { block, .. } if of.watches => {
+                return Err(format!("worker {worker} only serves, and gets block {block}"));
+            }
             LeaseAction::Lease { block, .. } => {
                 if of.base.is_none() {
                     (of.session, of.clock, of.base) = (of.session + 1, 0, Some(clock));

@@ -935,9 +935,9 @@ fn ranks_and_shards() {
         "write sync = \"ps\", \"ps-bounded\" or \"ps-async\", or leave `servers` out",
     );
     row(
-        "sync = \"ps\"\nreproducible = true",
-        "`parallel.sync = \"ps\"` adds up the gradients of ranks, and `reproducible` those of shards in a fixed tree",
-        "leave one of them out; sync = \"allreduce\" is reproducible",
+        "sync = \"ps-async\"\nreproducible = true",
+        "`parallel.sync = \"ps-async\"` applies gradients as they come, and `reproducible` wants the same order every time",
+        "leave one of them out; sync = \"ps\" and \"allreduce\" are reproducible",
     );
     row(
         "sync = \"ps\"\nelastic = {}",
@@ -948,11 +948,6 @@ fn ranks_and_shards() {
         "sync = \"ps-bounded\"\nbalance = \"auto\"",
         "`parallel.sync = \"ps-bounded\"` shares samples out equally, or as ranks come to them, and not by `balance`",
         "leave `balance` out",
-    );
-    row(
-        "sync = \"ps-async\"\ntransport = \"mpi\"",
-        "`parallel.sync = \"ps-async\"` needs ranks that were not started by MPI",
-        "write transport = \"tcp\"",
     );
     row(
         "shards = 4",

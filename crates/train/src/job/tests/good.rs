@@ -245,7 +245,7 @@ fn every_key_is_read() {
         own: Vec::new(),
         outer: None,
         staleness: 3,
-        servers: 1,
+        servers: ServersSpec::default(),
         elastic: None,
         patience: 3.0,
         stall: 90.5,
@@ -484,16 +484,45 @@ fn elastic_jobs_are_read_and_written() {
 
 #[test]
 fn servers_may_hold_the_weights() {
+    let apart = ServersSpec::Apart(ServingRanks { ranks: 2, share: true });
+    let alone = ServersSpec::Apart(ServingRanks { ranks: 2, share: false });
     for (lines, want) in [
-        ("sync = \"ps\"", (SyncKind::Ps, 1, 3)),
-        ("sync = \"ps-bounded\"\nstaleness = 0\nservers = 4", (SyncKind::PsBounded, 4, 0)),
-        ("sync = \"ps-async\"\nservers = 2", (SyncKind::PsAsync, 2, 3)),
+        ("sync = \"ps\"", (SyncKind::Ps, ServersSpec::Beside(1), 3)),
+        (
+            "sync = \"ps-bounded\"\nstaleness = 0\nservers = 4",
+            (SyncKind::PsBounded, ServersSpec::Beside(4), 0),
+        ),
+        ("sync = \"ps-async\"\nservers = 2", (SyncKind::PsAsync, ServersSpec::Beside(2), 3)),
+        ("sync = \"ps-async\"\nservers = { ranks = 2 }", (SyncKind::PsAsync, apart, 3)),
+        ("sync = \"ps-async\"\nservers.ranks = 2", (SyncKind::PsAsync, apart, 3)),
+        ("sync = \"ps-async\"\nservers = { ranks = 2, share = false }", (SyncKind::PsAsync, alone, 3)),
     ] {
         let job = good(&format!("{SMALL}[parallel]\n{lines}"), &[]);
         let ParallelSpec { sync, servers, staleness, .. } = job.parallel;
         assert_eq!((sync, servers, staleness), want, "{lines}");
         assert_eq!(good(&job.to_toml(), &[]).parallel, job.parallel, "{lines}");
     }
+}
+
+#[test]
+fn servers_are_on_the_first_ranks_and_some_rank_learns() {
+    let check = |lines: &str, ranks: usize, want: Result<(usize, usize), &str>| {
+        let job = good(&format!("{SMALL}[parallel]\nsync = \"ps-async\"\n{lines}"), &[]);
+        let got = job.parallel.server_plan(ranks).map(|plan| plan.map(|plan| (plan.servers, plan.serving)));
+        match want {
+            Ok(want) => assert_eq!(got, Ok(Some(want)), "{lines}, {ranks} ranks"),
+            Err(want) => assert!(got.as_ref().is_err_and(|got| got.contains(want)), "{lines}: {got:?}"),
+        }
+    };
+    check("servers = 2", 4, Ok((2, 0)));
+    check("servers = 5", 4, Err("a rank hosts one server at most"));
+    check("servers = 5\nelastic = {}", 4, Ok((4, 0)));
+    check("servers = { ranks = 2 }", 4, Ok((2, 2)));
+    check("servers = { ranks = 2 }", 5, Ok((5, 2)));
+    check("servers = { ranks = 2, share = false }", 5, Ok((2, 2)));
+    check("servers = { ranks = 4 }", 4, Err("leaves no rank that learns: of 4, 4 only serve"));
+    check("servers = { ranks = 4 }\nelastic = {}", 4, Ok((3, 3)));
+    check("servers = { ranks = 4 }\nelastic = {}", 1, Ok((1, 0)));
 }
 
 #[test]

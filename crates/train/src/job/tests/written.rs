@@ -476,7 +476,7 @@ fn parallel() -> impl Strategy<Value = ParallelSpec> {
                 own: if local && threads.is_none() { vec!["head.*".into()] } else { Vec::new() },
                 outer: threads.filter(|_| local).map(|n| OuterSpec { lr: 0.5, momentum: 0.9 / n as f64 }),
                 staleness: 3,
-                servers: 1,
+                servers: ServersSpec::default(),
                 elastic: None,
                 balance,
                 follow_load: sync_batch_norm,

@@ -45,6 +45,7 @@ impl ModelWorker {
             missing: BTreeSet::new(),
             working: kept.contents.clone(),
             mine: Vec::new(),
+            watches: false,
             kept,
         }
     }
@@ -140,14 +141,16 @@ impl ServersWorld {
         let applied = self.places().flat_map(|(s, r)| blocks.clone().map(move |b| ((s, r, b), 1)));
         self.applied = applied.collect();
         self.open();
+        alive.iter().for_each(|worker| self.workers[*worker] = ModelWorker::new(kept.clone()));
+        self.seat(&alive);
         for worker in alive {
-            self.workers[worker] = ModelWorker::new(kept.clone());
             self.act(worker);
             self.at(RETRY_US, Happening::Retry(worker));
         }
         if self.workers.len() < 12 && self.random.below(2) == 0 {
             self.enter();
             self.workers.last_mut().expect("it entered").kept = kept;
+            self.act(self.workers.len() - 1);
         }
         Ok(())
     }
