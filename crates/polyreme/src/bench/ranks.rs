@@ -240,7 +240,7 @@ fn start_servers(
     let mut host = None;
     if rank < plan.servers {
         let lr = job.lr;
-        let store = ServedRanges::of(engine, Arc::new(move |_| lr))?;
+        let store = ServedRanges::of(engine, Arc::new(move |_| lr), None)?;
         let options = HostOptions { discipline, n_ranges: store.n_ranges(), done: 0, leases: false };
         host = Some(ServerHost::start(mail.clone(), Arc::new(Mutex::new(store)), options)?);
     }

@@ -307,7 +307,7 @@ fn bench_ranks(args: &StepArgs, app: &App) -> CommandResult {
         shard_gradients: args.shard_gradients,
         wire: args.wire,
         by_itself: args.every.is_some(),
-        servers: args.servers.map(|n| ServerPlan { servers: n as usize, lockstep: !args.free }),
+        servers: args.servers.map(|n| ServerPlan { servers: n as usize, serving: 0, lockstep: !args.free }),
         mesh,
         shard_weights: args.mesh.shard_weights(),
         schedule: args.mesh.schedule(),
