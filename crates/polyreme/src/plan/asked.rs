@@ -7,7 +7,7 @@ use polyreme_graph::{Graph, Precision, Program};
 use polyreme_parallel::{Norms, Plan};
 use polyreme_sim::search::{FixedKeys, FoundPlan, Question, Sharding};
 use polyreme_sim::{Cluster, InsideBy};
-use polyreme_train::job::{Job, PrecisionKind, SyncKind};
+use polyreme_train::job::{Job, PrecisionKind, ServersSpec, SyncKind};
 use polyreme_train::lower::{Lowering, step_graph, training_graph};
 use polyreme_train::run::{Given, Lodging, Prepared, plan};
 use polyreme_train::sets::{self, Opening, Sets};
@@ -57,6 +57,15 @@ impl AskedJob {
                  parallel.sync={start} or --set parallel.sync={then}"
             );
             return Err(TrainError::Mesh(why));
+        }
+        let serves = matches!(job.parallel.sync, SyncKind::Ps | SyncKind::PsBounded | SyncKind::PsAsync);
+        if serves && matches!(job.parallel.servers, ServersSpec::Apart(_)) {
+            let why = "plans do not know ranks that only serve; add --set parallel.servers=1, or as many as are to be beside ranks";
+            return Err(TrainError::Mesh(why.into()));
+        }
+        if serves && job.parallel.reproducible {
+            let why = "plans do not know parameter servers of reproducible runs; add --set parallel.reproducible=false";
+            return Err(TrainError::Mesh(why.into()));
         }
         let isa = given.isa;
         let opened = match &given.sets {

@@ -403,6 +403,20 @@ fn plans_know_the_dial_and_formats() {
     // Without waiting for each other, one rank's letters travel while others compute; a step is one rank's.
     let free = served("ps-async", "4");
     assert!(free <= 1.05 * four, "{four} {free}");
+    // What else local steps have: parts in turn send the model once in as many steps, codes of differences less of it.
+    let parts = step_ms(&["parallel.sync=local", "parallel.every=40", "parallel.fragments=2"]);
+    assert!(parts > 0.8 * forty && parts < 2.0 * forty, "{forty} {parts}");
+    let coded = step_ms(&["parallel.sync=local", "parallel.every=40", "parallel.wire=int8"]);
+    let bounded = step_ms(&["parallel.sync=local", "parallel.every={ steps = 40, drift = 0.5 }"]);
+    assert!(coded < forty && bounded < 1.5 * forty, "{forty} {coded} {bounded}");
+    refused(
+        &["parallel.sync=ps", "parallel.servers.ranks=1", "parallel.ranks=4"],
+        "add --set parallel.servers=1",
+    );
+    refused(
+        &["parallel.sync=ps", "parallel.reproducible=true", "parallel.ranks=4"],
+        "add --set parallel.reproducible=false",
+    );
     let rule = "parallel.sync={start='allreduce', then='local', after=2}";
     refused(&[rule], "add --set parallel.sync=allreduce or --set parallel.sync=local");
 }

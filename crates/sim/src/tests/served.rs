@@ -7,7 +7,7 @@ use super::{adamw, cluster, host, mlp, planned};
 use crate::{BetweenSpec, Cluster, Described, Fleet, InsideSpec, SimReport, SimSettings, simulate};
 
 fn fleet(step: &Graph, ranks: usize, servers: usize, lockstep: bool) -> Fleet {
-    let servers = Some(ServerPlan { servers, lockstep });
+    let servers = Some(ServerPlan { servers, serving: 0, lockstep });
     let plan = Plan { mesh: Mesh::data(ranks), bucket_bytes: usize::MAX, servers, ..Plan::alone() };
     Fleet::lower(step, &plan, &Training { clip: None, ..adamw() }, &planned, None).unwrap()
 }
