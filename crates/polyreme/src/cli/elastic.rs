@@ -160,7 +160,7 @@ pub(super) fn train(app: &App, job: Job, asked: &ElasticTrain) -> CommandResult 
     let here = network.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), OwnNetwork::address);
     let args = std::env::args_os().skip(1).collect();
     let children = Children::Here { program: program()?, args, network };
-    over(run_children(&job, asked, Started { children, processes, here })?, |lost| match &lost.error {
+    over(run_children(&job, asked, ChildRanks { children, processes, here })?, |lost| match &lost.error {
         Some(error) if lost.pid == 0 => error.clone(),
         _ => lost.to_string(),
     })
@@ -180,22 +180,22 @@ pub(super) fn launch(job: &Job, asked: &ElasticTrain, options: LaunchOptions) ->
             .map_err(|e| Failure::usage(format!("ranks have to reach this process: {e}")))?,
     };
     let (processes, children) = (options.size(), Children::OverSsh(options.clone()));
-    over(run_children(job, asked, Started { children, processes, here })?, |lost| match &lost.error {
+    over(run_children(job, asked, ChildRanks { children, processes, here })?, |lost| match &lost.error {
         Some(error) if lost.pid == 0 => error.clone(),
         _ => launch::explain(lost, &options),
     })
 }
 
 /// Which ranks are started, and where they reach this process.
-struct Started {
+struct ChildRanks {
     children: Children,
     processes: usize,
     here: IpAddr,
 }
 
 /// Starts ranks, and coordinates them until the run is over.
-fn run_children(job: &Job, asked: &ElasticTrain, started: Started) -> Result<CrewEnd, Failure> {
-    let Started { children, processes, here } = started;
+fn run_children(job: &Job, asked: &ElasticTrain, started: ChildRanks) -> Result<CrewEnd, Failure> {
+    let ChildRanks { children, processes, here } = started;
     let Elastic { min, max, store, .. } = job.parallel.elastic.clone().unwrap_or_default();
     if processes > max {
         return Err(Failure::usage(format!(

@@ -13,10 +13,10 @@ const LONGEST: Duration = Duration::from_secs(60);
 const STEADY: Duration = Duration::from_secs(60);
 
 /// Slots, each with a process in it or none.
-pub(super) struct Restarts(Vec<Slot>);
+pub(super) struct Restarts(Vec<LaunchSlot>);
 
 #[derive(Clone)]
-struct Slot {
+struct LaunchSlot {
     /// When the process that is in it, or was, began.
     began: Instant,
     pause: Duration,
@@ -26,7 +26,7 @@ struct Slot {
 impl Restarts {
     /// All slots are started now.
     pub(super) fn new(slots: usize, now: Instant) -> Restarts {
-        Restarts(vec![Slot { began: now, pause: FIRST, due: None }; slots])
+        Restarts(vec![LaunchSlot { began: now, pause: FIRST, due: None }; slots])
     }
 
     /// The process of a slot was lost; how long its successor waits.
