@@ -390,8 +390,8 @@ impl ServersWorld {
             (0..self.workers.len()).filter(|w| self.workers[*w].stand != Stand::Dead).collect();
         if alive.len() > 1 && self.random.below(3) == 0 {
             let worker = alive[self.random.below(alive.len() as u64) as usize];
-            let learns = |w: &&usize| **w != worker && !self.workers[**w].watches;
-            if !self.elastic && alive.iter().find(learns).is_none() {
+            let learns = |w: &usize| *w != worker && !self.workers[*w].watches;
+            if !self.elastic && !alive.iter().any(learns) {
                 return self.next_strike();
             }
             self.workers[worker].stand = Stand::Dead;
