@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""What it costs to lose workers and servers, and what is learnt all the same.
+"""What it costs to lose workers and servers, and what is learnt all the same; how fast gradients and weights move.
 
     cargo build --release
     bench/servers.py chaos [--kills 100] [--every 1s] [--seed 1] [--sync ps-async]
+    cargo build --release -p polyreme-collective --example push_pull
+    bench/servers.py throughput
 
 `chaos` trains examples/digits.toml on 4 ranks with 2 servers, kills a rank (with the server beside it, if there is one) and adds one at each interval until so many were
 killed, and lets the run end. It prints the seed, and compares the accuracy on the test set with that of a run that is left alone, of as many epochs.
+
+`throughput` lets one worker push 64 MiB to one server and pull as many, and then eight workers with two servers, over loopback; both as a share of what a plain copy through a
+socket between two of the processes moves in the same run.
 """
 
 import argparse
@@ -55,16 +60,29 @@ def chaos(args, folder):
           round(100 * (disturbed["metrics"]["test_accuracy"] - calm["metrics"]["test_accuracy"]), 2))
 
 
+def throughput(args):
+    for workers, servers, least in [(1, 1, 0.7), (8, 2, 0.6)]:
+        out = subprocess.run([args.push_pull, str(workers), str(servers), "64", "10"], capture_output=True, text=True)
+        if out.returncode != 0:
+            raise SystemExit(f"it ended with {out.returncode}: {out.stderr[-800:]}")
+        run = json.loads(out.stdout)
+        print(f"{workers} workers, {servers} servers: push and pull {run['push_pull_gb_s']:.2f} GB/s, a plain copy {run['copy_gb_s']:.2f} GB/s: "
+              f"{100 * run['share']:.0f} %, wanted {100 * least:.0f} %", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["chaos"])
+    parser.add_argument("what", choices=["chaos", "throughput"])
     parser.add_argument("--binary", default=ROOT / "target/release/polyreme")
+    parser.add_argument("--push-pull", default=ROOT / "target/release/examples/push_pull")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sync", default="ps-async")
     parser.add_argument("--share", type=float, default=0.5)
     args = parser.parse_args()
+    if args.what == "throughput":
+        return throughput(args)
     folder = Path(tempfile.mkdtemp(prefix="servers-"))
     try:
         chaos(args, folder)
