@@ -2,7 +2,7 @@
 //!
 //! One loop: the coordinator's sockets, the children's ends, the user's signals, and faults if they are asked for. A child that a
 //! signal has killed is a lost rank, and the others go on; one that ends with an error of its own ends the run, because its
-//! successor would meet the same error. Children at the far ends of ssh are started again when they are lost ([`Restarts`]); before the
+//! successor would meet the same error. Children at the far ends of ssh are started again when they are lost (`restarts`); before the
 //! first group is formed a host that cannot be used ends the run.
 
 use std::collections::BTreeMap;
