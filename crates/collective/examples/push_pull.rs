@@ -18,7 +18,7 @@ use polyreme_collective::servers::{
 use polyreme_collective::{Comm, Reduce};
 use polyreme_net::{JoinOptions, Secret, join};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type PushPullResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Elements of a range.
 const RANGE: usize = 1 << 18;
@@ -34,7 +34,7 @@ struct Setting {
     rounds: u64,
 }
 
-fn main() -> Outcome<()> {
+fn main() -> PushPullResult<()> {
     let args: Vec<usize> = std::env::args().skip(1).map(|arg| arg.parse()).collect::<Result<_, _>>()?;
     let arg = |at: usize, usual: usize| args.get(at).copied().unwrap_or(usual).max(1);
     let setting =
@@ -94,7 +94,7 @@ impl RangeStore for Subtracted {
     }
 }
 
-fn of_rank(options: JoinOptions, setting: Setting) -> Outcome<()> {
+fn of_rank(options: JoinOptions, setting: Setting) -> PushPullResult<()> {
     let Setting { workers, servers, mib, rounds } = setting;
     let (rank, all) = (options.rank, (0..options.size).collect::<Vec<_>>());
     let joined = join(options)?;
@@ -166,7 +166,7 @@ fn of_rank(options: JoinOptions, setting: Setting) -> Outcome<()> {
 }
 
 /// Seconds in which the first worker sends as many bytes to the first server through a socket as it pushed, and gets as many back.
-fn plain_copy(comm: &mut Comm, setting: Setting) -> Outcome<f64> {
+fn plain_copy(comm: &mut Comm, setting: Setting) -> PushPullResult<f64> {
     let Setting { servers, mib, rounds, .. } = setting;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut port = [i64::from(listener.local_addr()?.port())];

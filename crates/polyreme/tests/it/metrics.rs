@@ -25,15 +25,21 @@ fn run_with_page(folder: &Path) -> (Watched, String) {
     (run, at.strip_prefix("http://").unwrap().strip_suffix("/metrics").unwrap().to_string())
 }
 
-/// The body of a page.
-fn get(at: &str, path: &str) -> String {
+/// The head and the body of a page.
+fn answer(at: &str, path: &str) -> (String, String) {
     let mut server = TcpStream::connect(at).unwrap();
     write!(server, "GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     server.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_string(), body.to_string())
+}
+
+/// The body of a page.
+fn get(at: &str, path: &str) -> String {
+    let (head, body) = answer(at, path);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    body.to_string()
+    body
 }
 
 /// Asks until what comes is as wanted.
@@ -126,6 +132,8 @@ fn prometheus_scrapes_a_run() {
     prometheus.current_dir(folder.path()).args(flags).arg(format!("--web.listen-address={own}"));
     let _ended = EndedProgram(prometheus.spawn().unwrap());
     until(|| TcpStream::connect(&own).ok());
+    // It listens before it answers questions.
+    until(|| answer(&own, "/-/ready").0.starts_with("HTTP/1.1 200").then_some(()));
     let ask = |query: &str| -> Option<f64> {
         let answer: Value = serde_json::from_str(&get(&own, &format!("/api/v1/query?query={query}"))).ok()?;
         answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
