@@ -231,7 +231,7 @@ fn who_answers_wrongly_at_rank_0s_address_is_named() {
         hello[8] = 77;
         stream.write_all(&hello).unwrap();
     };
-    check(&newer, "speaks version 77 of the protocol and this rank version 3");
+    check(&newer, "speaks version 77 of the protocol and this rank version 4");
     let mirror = |stream: &mut TcpStream| {
         let hello = hello(stream);
         stream.write_all(&hello).unwrap();
