@@ -17,7 +17,8 @@ fn on(cluster: &Cluster, fleet: &Fleet, staleness: Option<usize>) -> SimReport {
     simulate(fleet, cluster, &settings).unwrap()
 }
 
-/// What goes over the links of servers' hosts is what a step takes if nothing else takes time: all gradients in, all weights out.
+/// If nothing else takes time, a step takes what the busiest link does: all gradients in and all weights out, at the same time at best and one after the
+/// other at worst. A rank that has its weights sends its next gradient while others still get theirs.
 #[test]
 fn with_free_compute_time_is_what_links_of_servers_take() {
     let step = mlp(4);
@@ -32,9 +33,14 @@ fn with_free_compute_time_is_what_links_of_servers_take() {
         let of_server = bytes / servers as f64 * (ranks - 1) as f64;
         // A rank that hosts none sends everything.
         let of_worker = bytes * if servers < ranks { 1.0 } else { (servers - 1) as f64 / servers as f64 };
-        let by_hand = 2.0 * of_server.max(of_worker) / link.bytes_per_us;
-        let off = report.step_us / by_hand - 1.0;
-        assert!((-0.001..0.03).contains(&off), "{ranks} {servers}: {} {by_hand}", report.step_us);
+        let one_way = of_server.max(of_worker) / link.bytes_per_us;
+        let ways = report.step_us / one_way;
+        assert!((0.999..2.06).contains(&ways), "{ranks} {servers}: {} {one_way}", report.step_us);
+        if servers == 1 {
+            // The last weights are out when all others have been sent, and the gradient that answers them has the link to itself.
+            let by_hand = ranks as f64 * bytes / link.bytes_per_us;
+            assert!((report.step_us / by_hand - 1.0).abs() < 0.03, "{ranks}: {} {by_hand}", report.step_us);
+        }
         // The host of server 0 sends weights to all, and gradients to the other servers.
         let sent = report.hosts[0].link_bytes[Axis::Data as usize];
         let want = of_server + bytes * (servers - 1) as f64 / servers as f64;
