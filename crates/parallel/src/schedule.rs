@@ -35,7 +35,7 @@
 //! the last push all ranges are pulled, and awaited. No rank updates anything: the servers do. In lockstep that takes the place of the sums and
 //! updates, and the totals are summed as ever. Otherwise a step is one worker's alone: nothing is exchanged but pushes and pulls, and the
 //! loss is judged before anything is pushed. Clipping needs the norm of all gradients, so then they are pushed behind the last; sums
-//! of logical shards are too ([`crate::reproducible`]). A rank that only serves takes part in the
+//! of logical shards are too (`reproducible`). A rank that only serves takes part in the
 //! totals of steps in lockstep, and in nothing else.
 //!
 //! # Sharded gradients
