@@ -417,6 +417,23 @@ fn plans_know_the_dial_and_formats() {
         &["parallel.sync=ps", "parallel.reproducible=true", "parallel.ranks=4"],
         "add --set parallel.reproducible=false",
     );
+    // What plans predict can be measured, between processes that agree on nothing but when to begin too.
+    let step = [
+        "bench",
+        "step",
+        "--job",
+        "mlp",
+        "--threads",
+        "1",
+        "--steps",
+        "3",
+        "--json",
+        "--servers",
+        "2",
+        "--free",
+    ];
+    let measured = json(folder.path(), &[&step[..], &["--processes", "2", "--transport", "tcp"]].concat());
+    assert!(measured[0]["step_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{measured:?}");
     let rule = "parallel.sync={start='allreduce', then='local', after=2}";
     refused(&[rule], "add --set parallel.sync=allreduce or --set parallel.sync=local");
 }
