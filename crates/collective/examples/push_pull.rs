@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p polyreme-collective --example push_pull -- [WORKERS [SERVERS [MIB [ROUNDS]]]]
 //!
-//! Ranks are processes; the first ones only serve. In each round every worker pushes gradients of so many MiB, in ranges of one MiB, which the servers subtract
-//! from the weights as they come, and pulls as many MiB of weights. Then the first worker sends as many bytes to the first server through a plain socket, and gets
+//! Ranks are processes; the first ones only serve. In each round every worker pushes MIB mebibytes of gradients, in ranges of one, which the servers subtract
+//! from the weights as they come, and pulls as many of weights. Then the first worker sends as many bytes to the first server through a plain socket, and gets
 //! as many back. `push_pull_gb_s` is what all workers push and pull together, `copy_gb_s` what the two copy.
 
 use std::io::{Read, Write};

@@ -8,7 +8,7 @@ const CHUNK: usize = 1 << 15;
 /// Blocks of squares of one task.
 const BLOCKS: usize = 64;
 
-/// In so many parts vectors are compared.
+/// Tasks of a comparison of two vectors.
 const PARTS: usize = 64;
 
 /// `to = from`.
@@ -20,18 +20,19 @@ pub(crate) fn copy<T: Copy + Send + Sync>(cx: &Cx, to: &mut [T], from: &[T]) {
 /// `to += from`.
 pub(crate) fn add(cx: &Cx, to: &mut [f32], from: &[f32]) {
     assert_eq!(to.len(), from.len(), "both have the same length");
-    cx.for_each_chunk(to, CHUNK, |i, to| {
-        let from = &from[i * CHUNK..i * CHUNK + to.len()];
-        to.iter_mut().zip(from).for_each(|(t, f)| *t += f);
-    });
+    combine(cx, to, from, |t, f| *t += f);
 }
 
 /// `to -= from`.
 pub(crate) fn subtract(cx: &Cx, to: &mut [f32], from: &[f32]) {
     assert_eq!(to.len(), from.len(), "both have the same length");
+    combine(cx, to, from, |t, f| *t -= f);
+}
+
+fn combine(cx: &Cx, to: &mut [f32], from: &[f32], op: impl Fn(&mut f32, f32) + Sync) {
     cx.for_each_chunk(to, CHUNK, |i, to| {
         let from = &from[i * CHUNK..i * CHUNK + to.len()];
-        to.iter_mut().zip(from).for_each(|(t, f)| *t -= f);
+        to.iter_mut().zip(from).for_each(|(t, f)| op(t, *f));
     });
 }
 

@@ -20,8 +20,8 @@ pub(super) const NO_WORD: usize = 0;
 pub(super) const UNKNOWN: usize = 1;
 /// The id of the first word of the list.
 pub(super) const FIRST: usize = 2;
-/// A column whose rows mostly differ is a text if its fields have so many words in the mean that other fields have too. Fewer have names
-/// of people and things, and ids have none.
+/// A column whose rows mostly differ is a text if a field has at least this many words on average that occur in other fields too. Names
+/// of people and things have fewer, and ids have none.
 const WORDS_OF_TEXT: usize = 5;
 
 /// What the words of a column are.
@@ -57,7 +57,7 @@ pub(super) fn each_word(field: &[u8], mut each: impl FnMut(&str)) {
     }
 }
 
-/// The words of fields, of which each is the text of so many rows.
+/// The words of a column. Each field comes with the number of rows that have it.
 pub(super) fn words_of<'a>(fields: impl Iterator<Item = (&'a [u8], usize)> + Clone) -> ColumnWords {
     let (mut rows_of, mut longest) = (HashMap::<Box<str>, usize>::new(), 0);
     for (field, rows) in fields.clone() {

@@ -177,7 +177,7 @@ pub enum ToMember {
         runs_on: Option<MemberId>,
         /// Whether a member takes the coordinator's place when it is lost.
         succession: bool,
-        /// Whether ranks may share memory, for whoever takes the coordinator's place.
+        /// Whether ranks may share memory. A member needs it if it takes the coordinator's place.
         memory: MemoryUse,
     },
     /// It cannot be one.
